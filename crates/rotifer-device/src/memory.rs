@@ -1,0 +1,79 @@
+//! One block of device memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Alignment of a memory block and of each region in it: a cache line, and the widest SIMD vector.
+pub(crate) const ALIGN: usize = 64;
+
+/// Alignment of a whole block. A page, so that the operating system hands out zeroed pages lazily,
+/// and so that a test's counting allocator can tell arenas from everything else.
+const BLOCK_ALIGN: usize = 4096;
+
+/// One block of memory, the only one of its rank. Freed when the last device that is attached to it
+/// goes; regions name it by number and cannot keep it alive.
+#[derive(Debug)]
+pub struct Memory {
+    id: u32,
+    ptr: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a Memory only names a block. Reading or writing it needs a Region, which is not Send, or a
+// transport, whose contract (`Lent::accept`) orders the accesses.
+unsafe impl Send for Memory {}
+// SAFETY: as above; no method of a shared Memory touches the bytes.
+unsafe impl Sync for Memory {}
+
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+
+impl Memory {
+    /// A zeroed block of host memory.
+    #[must_use]
+    pub fn host(bytes: usize) -> Memory {
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        assert!(id < u32::MAX, "more than 2^32 memory blocks in one process");
+        let ptr = match layout(bytes) {
+            None => NonNull::dangling(),
+            Some(layout) => {
+                // SAFETY: the layout's size is not zero.
+                let ptr = unsafe { alloc_zeroed(layout) };
+                NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
+            }
+        };
+        Memory { id, ptr, bytes }
+    }
+
+    /// The number by which regions name this block.
+    #[must_use]
+    pub const fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Size of the block.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) const fn ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(layout) = layout(self.bytes) {
+            // SAFETY: allocated in `host` with this very layout, and freed once, here.
+            unsafe { dealloc(self.ptr.as_ptr(), layout) }
+        }
+    }
+}
+
+/// `None` for a block of no bytes, which is never allocated.
+fn layout(bytes: usize) -> Option<Layout> {
+    (bytes > 0).then(|| {
+        Layout::from_size_align(bytes, BLOCK_ALIGN).expect("a size that fits an address space")
+    })
+}

@@ -1,0 +1,115 @@
+//! What can go wrong.
+
+use std::path::PathBuf;
+
+use crate::{config, data};
+
+/// The result of anything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, with the operands and what to change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A config that cannot be read or contradicts itself.
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    /// Data that is missing or damaged.
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    /// A rank that is silent, out of step or has failed.
+    #[error(transparent)]
+    Ring(#[from] rotifer_ring::Error),
+    /// The operating system refused a rank's threads.
+    #[error(transparent)]
+    Threads(#[from] rotifer_device::ThreadsError),
+    /// A rank failed; the first to do so.
+    #[error(transparent)]
+    Rank(Box<rotifer_ring::launch::Failure<Error>>),
+    /// A layer got an input of another width than it was made for.
+    #[error(
+        "layer {layer} takes {expected} columns, but its input has {got}; change one of the two widths"
+    )]
+    Width {
+        /// Name of the layer.
+        layer: String,
+        /// Columns that it takes.
+        expected: usize,
+        /// Columns that it was given.
+        got: usize,
+    },
+    /// Two layers share a unit but do not agree on it.
+    #[error(
+        "unit {unit} is shared by layers that disagree: {} and {} rows, {} and {} tensors",
+        rows[0], rows[1], tensors[0], tensors[1]
+    )]
+    UnitMismatch {
+        /// Name of the unit.
+        unit: String,
+        /// Rows that each wants.
+        rows: [usize; 2],
+        /// Number of tensors that each wants.
+        tensors: [usize; 2],
+    },
+    /// A shape that the model cannot have.
+    #[error("{what}")]
+    Shape {
+        /// The operands, and what to change.
+        what: String,
+    },
+    /// A loss or gradient norm that is not a number.
+    #[error(
+        "step {step}: the {what} is {value}; no weight was changed by this step. \
+         Lower the learning rate, clip the gradient (train.clip_norm) or look at the data of this step"
+    )]
+    NotFinite {
+        /// Number of the step, from 0.
+        step: u64,
+        /// Loss or gradient norm.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// Replicated parameters that should be equal on all ranks are not.
+    #[error(
+        "after step {step}, {tensor} of rank {rank} differs from rank 0's: this is a bug in rotifer"
+    )]
+    Diverged {
+        /// Number of the step, from 0.
+        step: u64,
+        /// The tensor.
+        tensor: String,
+        /// The rank.
+        rank: usize,
+    },
+    /// A folder that a run would overwrite.
+    #[error("{} exists already; choose another folder (train.out) or remove it", path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file that cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A checkpoint that is damaged or belongs to another model.
+    #[error("{}: {what}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// Which tensor or field, and what is wrong with it.
+        what: String,
+    },
+}
+
+impl From<rotifer_ring::launch::Failure<Error>> for Error {
+    fn from(failure: rotifer_ring::launch::Failure<Error>) -> Error {
+        Error::Rank(Box::new(failure))
+    }
+}

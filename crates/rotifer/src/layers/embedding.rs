@@ -1,0 +1,259 @@
+//! Embedding tables, cut along the vocabulary.
+
+use rotifer_device::{Mat, Region, Write};
+use rotifer_ring::Tour;
+use rotifer_ring::schedule::Pass;
+
+use crate::build::{Builder, Tensor, Unit, UnitSpec};
+use crate::error::Result;
+use crate::layer::Context;
+use crate::params::{Init, Layout};
+use crate::sharded::{Sharded, Visit};
+use crate::strategy::rotated;
+
+/// What moves so that tokens and table rows meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingRoute {
+    /// Whichever of the two is fewer bytes, forward and backward together.
+    Fewest,
+    /// The table's shards rotate: 2 (N-1)/N v c elements per rank and step.
+    Table,
+    /// The shards stay; every rank's ids and the rows found so far tour the ring: (2N - 1) t c.
+    Rows,
+}
+
+/// Which ids look the table up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdSource {
+    /// The tokens.
+    Tokens,
+    /// Their positions within the row.
+    Positions,
+}
+
+/// `y[i] = table[ids[i]]` or `+=`. table: [v, c], cut along v; y: [t, c].
+///
+/// Backward: `dtable[ids[i]] += dy[i]`; there is no dx.
+///
+/// Bytes: holds v/N x c weights; saves nothing; a shard travels, or 2 x t (c + 1) of rows and ids.
+///
+/// Source: `torch.nn.Embedding`. Which way is cheaper is not in the paper, whose table always rotates.
+#[derive(Debug)]
+pub struct Embedding {
+    table: Table,
+    ids: IdSource,
+    route: EmbeddingRoute,
+    by_rows: bool,
+    unit: Option<Unit>,
+}
+
+/// The shard maths, for the route on which the table travels.
+#[derive(Clone, Debug)]
+struct Table {
+    name: String,
+    rows: usize,
+    width: usize,
+    init: Init,
+    ids: IdSource,
+}
+
+impl Embedding {
+    /// A table of `rows x width` with weights `name.weight`, initially normal with this deviation.
+    #[must_use]
+    pub fn new(name: &str, rows: usize, width: usize, std: f32, ids: IdSource) -> Embedding {
+        let init = Init::Normal { std };
+        let table = Table { name: name.into(), rows, width, init, ids };
+        Embedding { table, ids, route: EmbeddingRoute::Fewest, by_rows: false, unit: None }
+    }
+
+    /// With this route.
+    #[must_use]
+    pub fn route(self, route: EmbeddingRoute) -> Embedding {
+        Embedding { route, ..self }
+    }
+
+    /// Columns of the table.
+    #[must_use]
+    pub const fn width(&self) -> usize {
+        self.table.width
+    }
+
+    /// Asks for the table.
+    ///
+    /// # Errors
+    /// If a unit of the same name has another shape.
+    pub fn build(&mut self, b: &mut Builder<'_>) -> Result<()> {
+        let (t, world, c) = (b.tokens_max(), b.world(), self.table.width);
+        self.unit = Some(b.unit(self.table.spec())?);
+        // Table: forward and gradient each N - 1 hops of a shard. Rows: N hops there, N - 1 back.
+        let table_elements = 2 * (world - 1) * self.table.rows.div_ceil(world) * c;
+        let rows_elements = (2 * world - 1) * t * (c + 1);
+        self.by_rows = match self.route {
+            EmbeddingRoute::Fewest => rows_elements < table_elements,
+            EmbeddingRoute::Table => false,
+            EmbeddingRoute::Rows => true,
+        };
+        if self.by_rows && world > 1 {
+            b.travels(t, t * c);
+        }
+        Ok(())
+    }
+
+    /// `y = table[ids]` or `+=`.
+    ///
+    /// # Errors
+    /// If a neighbour in the ring fails.
+    pub fn forward(&self, cx: &Context<'_>, y: Region, write: Write) -> Result<()> {
+        if !self.by_rows {
+            return rotated::forward(cx, &self.table, self.unit(), y, y, write);
+        }
+        let tour = self.tour(cx, y, true);
+        self.tour_ring(cx, Pass::Forward, &tour, |table, first, ids, rows| {
+            cx.dev.embedding(ids, table, first, rows, write);
+        })
+    }
+
+    /// `dtable[ids] += dy`.
+    ///
+    /// # Errors
+    /// If a neighbour in the ring fails.
+    pub fn backward(&self, cx: &Context<'_>, dy: Region) -> Result<()> {
+        if !self.by_rows {
+            return rotated::backward(cx, &self.table, self.unit(), dy, dy, dy, Write::Add);
+        }
+        let tour = self.tour(cx, dy, false);
+        self.tour_ring(cx, Pass::Backward, &tour, |table, first, ids, rows| {
+            cx.dev.embedding_backward(ids, rows, table, first);
+        })
+    }
+
+    fn tour(&self, cx: &Context<'_>, rows: Region, bring_back: bool) -> Tour {
+        let ids = self.ids.region(cx);
+        Tour { unit: self.unit().number(), ids, rows, width: self.table.width, bring_back }
+    }
+
+    /// Takes every slice past this rank's shards: `f(part of the table, its first row, ids, rows)`.
+    fn tour_ring(
+        &self,
+        cx: &Context<'_>,
+        pass: Pass,
+        tour: &Tour,
+        f: impl Fn(Mat, usize, Region, Mat),
+    ) -> Result<()> {
+        let rank = cx.ring.comm().rank();
+        let c = self.table.width;
+        let len = |k| cx.batch.slices.rows(k).len() * cx.batch.seq;
+        cx.ring.tour(cx.dev, pass, tour, len, |ids, rows| {
+            for shards in self.unit().groups() {
+                let held = shards.cut.shard(shards.group, rank);
+                let home = match pass {
+                    Pass::Forward => shards.weights,
+                    Pass::Backward => shards.gradients,
+                };
+                let table = Mat::new(home, held.len(), c);
+                f(table, held.start, ids, Mat::new(rows, ids.len(), c));
+            }
+        })?;
+        Ok(())
+    }
+
+    fn unit(&self) -> &Unit {
+        self.unit.as_ref().expect("layers are built before they run")
+    }
+}
+
+impl IdSource {
+    /// The ids of the largest slice; a context's tokens are the first of them.
+    const fn region(self, cx: &Context<'_>) -> Region {
+        match self {
+            IdSource::Tokens => cx.batch.ids,
+            IdSource::Positions => cx.batch.positions,
+        }
+    }
+}
+
+impl Sharded for Table {
+    fn spec(&self) -> UnitSpec {
+        table_spec(&self.name, self.rows, self.width, self.init, false)
+    }
+
+    fn width_out(&self, _width_in: usize) -> usize {
+        self.width
+    }
+
+    fn build(&mut self, _b: &mut Builder<'_>, _width_in: usize, _rows: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn forward(&self, cx: &Context<'_>, visit: &Visit, w: Region, _x: Region, y: Region) {
+        let table = Mat::new(w, visit.rows.len(), self.width);
+        let ids = self.ids.region(cx).first(cx.tokens());
+        let y = Mat::new(y, cx.tokens(), self.width);
+        cx.dev.embedding(ids, table, visit.rows.start, y, visit.write);
+    }
+
+    fn backward_data(
+        &self,
+        _cx: &Context<'_>,
+        _visit: &Visit,
+        _w: Region,
+        _x: Region,
+        _dy: Region,
+        _dx: Region,
+    ) {
+        // Ids have no gradient.
+    }
+
+    fn backward_weights(
+        &self,
+        cx: &Context<'_>,
+        visit: &Visit,
+        _w: Region,
+        _x: Region,
+        dy: Region,
+        _dx: Region,
+        dw: Region,
+    ) {
+        let table = Mat::new(dw, visit.rows.len(), self.width);
+        let ids = self.ids.region(cx).first(cx.tokens());
+        let dy = Mat::new(dy, cx.tokens(), self.width);
+        cx.dev.embedding_backward(ids, dy, table, visit.rows.start);
+    }
+}
+
+/// The unit of a table `rows x width`, which an embedding and a tied head share.
+pub(super) fn table_spec(
+    name: &str,
+    rows: usize,
+    width: usize,
+    init: Init,
+    backward_reads_weights: bool,
+) -> UnitSpec {
+    UnitSpec {
+        name: name.into(),
+        rows,
+        tensors: vec![Tensor {
+            name: format!("{name}.weight"),
+            width,
+            layout: Layout::Rows,
+            init,
+            decay: true,
+        }],
+        shard_rows_max: super::head::CLASSES_MAX,
+        backward_reads_weights,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tied_table_is_one_unit_whatever_its_users_read() {
+        let init = Init::Normal { std: 0.02 };
+        let embedding = table_spec("wte", 257, 40, init, false);
+        let head = table_spec("wte", 257, 40, init, true);
+        assert_eq!((embedding.rows, &embedding.tensors), (head.rows, &head.tensors));
+        assert_eq!(embedding.shard_rows_max, head.shard_rows_max);
+    }
+}

@@ -1,0 +1,596 @@
+//! The training step of one rank: micro-batches, sums over ranks, clipping, the update.
+//!
+//! All memory is decided in [`Trainer::new`]; nothing on the step path allocates.
+
+use rotifer_device::{Arena, Device, Dtype, MemoryPlan, Purpose, Region};
+use rotifer_ring::{Comm, Ring, Travel};
+
+use crate::build::{BuildOptions, Builder, Built};
+use crate::error::{Error, Result};
+use crate::layer::{Batch, Context, Phase, Slices};
+use crate::models::Model;
+use crate::optim::LrSchedule;
+use crate::optimizer::Optimizer;
+use crate::params::Param;
+
+/// Where the rows of a batch come from.
+pub trait Source {
+    /// Number of target tokens of a row.
+    fn num_targets(&self, row: u64) -> usize;
+
+    /// Fills one row: inputs and targets [seq]; a negative target is ignored. `documents`, if
+    /// wanted, gets the number of the document that each token belongs to.
+    fn fill(
+        &self,
+        row: u64,
+        inputs: &mut [i32],
+        targets: &mut [i32],
+        documents: Option<&mut [i32]>,
+    );
+}
+
+/// Bound of one travelling shard unless a run says otherwise: large enough for products at full speed,
+/// small beside what a rank holds.
+pub const DEFAULT_TRAVEL_BYTES_MAX: usize = 4 << 20;
+
+/// Everything a run decides beside the model and the data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainOptions {
+    /// Rows of the global batch.
+    pub batch: usize,
+    /// Micro-batches that it is worked off in.
+    pub accumulation: usize,
+    /// Tokens per row.
+    pub seq: usize,
+    /// Seed of initial weights and dropout.
+    pub seed: u64,
+    /// Bound of the global gradient norm.
+    pub clip_norm: Option<f32>,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// The learning rate by step.
+    pub schedule: LrSchedule,
+    /// Whether hops run beside products (see [`rotifer_ring::Ring`]).
+    pub overlap: bool,
+    /// Bound of one travelling shard, in bytes.
+    pub travel_bytes_max: usize,
+    /// Whether attention stays within documents.
+    pub documents: bool,
+    /// Rows for which the model will make logits; 0 if it will not sample.
+    pub logits_rows: usize,
+    /// Whether to compare the replicated parameters of all ranks after each step.
+    pub verify_replicated: bool,
+    /// Whether to train at all; if not, there are neither gradients nor optimiser state.
+    pub train: bool,
+}
+
+impl TrainOptions {
+    /// For a model that is not trained: one row of `seq` tokens, no gradients, no state.
+    #[must_use]
+    pub const fn for_sampling(seq: usize) -> TrainOptions {
+        TrainOptions {
+            batch: 1,
+            accumulation: 1,
+            seq,
+            seed: 0,
+            clip_norm: None,
+            optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            schedule: LrSchedule::constant(0.0),
+            overlap: true,
+            travel_bytes_max: DEFAULT_TRAVEL_BYTES_MAX,
+            documents: false,
+            logits_rows: 1,
+            verify_replicated: false,
+            train: false,
+        }
+    }
+
+    fn build_options(&self, world: usize) -> BuildOptions {
+        BuildOptions {
+            seq: self.seq,
+            rows_max: Slices::rows_max(self.batch, world, self.accumulation),
+            train: self.train,
+            states: self.optimizer.states(),
+            logits_rows: self.logits_rows,
+            travel_bytes_max: self.travel_bytes_max,
+            documents: self.documents,
+        }
+    }
+
+    fn check(&self, world: usize) -> Result<()> {
+        let what = if self.batch < world && self.train {
+            format!(
+                "{world} ranks cannot share a batch of {} rows: raise train.batch or lower the number \
+                 of ranks",
+                self.batch
+            )
+        } else if self.batch == 0 || self.accumulation == 0 || self.seq == 0 {
+            format!(
+                "batch ({}), accumulation ({}) and seq ({}) must be at least 1",
+                self.batch, self.accumulation, self.seq
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::Shape { what })
+    }
+}
+
+/// What one step did. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Mean loss per target token of the global batch, before the update.
+    pub loss: f64,
+    /// Norm of the whole gradient, before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Target tokens of the global batch.
+    pub targets: u64,
+    /// Whether any rank asked to stop.
+    pub stop: bool,
+}
+
+/// Elements of `Trainer::scalars`.
+const LOSS: usize = 0;
+const SQUARES: usize = 1;
+const STOP: usize = 2;
+const REPLICATED_SQUARES: usize = 3;
+const SCALARS: usize = 4;
+
+/// One rank's trainer.
+pub struct Trainer<'a, M> {
+    dev: &'a dyn Device,
+    ring: Ring,
+    model: M,
+    options: TrainOptions,
+    plan: MemoryPlan,
+    params: Vec<Param>,
+    replicated_gradients: Region,
+    /// A hash of each replicated tensor, of every rank: [world, tensors] `F64`. Empty if not wanted.
+    hashes: Region,
+    scalars: Region,
+    /// One number per prompt, for [`sum_over_ranks`](Trainer::sum_over_ranks).
+    choices: Region,
+    batch: Batch,
+    host: HostBatch,
+    step: u64,
+}
+
+/// Staging of one micro-batch on its way to the device.
+#[derive(Debug, Default)]
+struct HostBatch {
+    inputs: Vec<i32>,
+    targets: Vec<i32>,
+    documents: Vec<i32>,
+    /// Replicated weights on their way back, to be hashed.
+    weights: Vec<f32>,
+    hashes: Vec<f64>,
+}
+
+/// What both passes of the builder yield.
+struct Parts {
+    built: Built,
+    travel: Travel,
+    batch: Batch,
+    scalars: Region,
+    choices: Region,
+    hashes: Region,
+}
+
+/// One pass of building: the model, the step's inputs, the travel buffers.
+fn build(
+    model: &mut dyn Model,
+    arena: &mut Arena,
+    comm: &Comm,
+    options: &TrainOptions,
+    replicated_len: Option<usize>,
+) -> Result<Parts> {
+    let mut b = Builder::new(arena, comm, options.build_options(comm.world()), replicated_len);
+    let t = b.tokens_max();
+    let batch = Batch {
+        // Not a length yet: the first load writes the positions.
+        seq: 0,
+        slices: Slices { rows: 0, world: comm.world(), accumulation: 1, micro: 0 },
+        ids: b.input(Dtype::I32, t),
+        positions: b.input(Dtype::I32, t),
+        targets: b.input(Dtype::I32, t),
+        documents: options.documents.then(|| b.input(Dtype::I32, t)),
+    };
+    let scalars = b.input(Dtype::F64, SCALARS);
+    let choices = b.input(Dtype::F64, options.logits_rows * comm.world());
+    model.build(&mut b)?;
+    let built = b.finish();
+    let tensors = built.params.iter().filter(|p| p.replicated).count();
+    let checked = if options.verify_replicated { comm.world() * tensors } else { 0 };
+    let hashes = arena.take(Purpose::Activations, Dtype::F64, checked);
+    let travel = Travel::take(arena, comm, options.overlap, built.need);
+    Ok(Parts { built, travel, batch, scalars, choices, hashes })
+}
+
+/// Bytes that one rank will need, by purpose, without allocating any.
+///
+/// # Errors
+/// If the model's shapes do not fit together or the batch is too small for the ranks.
+pub fn plan(model: &mut dyn Model, comm: &Comm, options: &TrainOptions) -> Result<MemoryPlan> {
+    options.check(comm.world())?;
+    let mut arena = Arena::counting();
+    build(model, &mut arena, comm, options, None)?;
+    Ok(arena.plan())
+}
+
+impl<'a, M: Model> Trainer<'a, M> {
+    /// Builds the model on `dev` and gives it its initial weights. Every rank of `comm` must call
+    /// this with the same model and options.
+    ///
+    /// # Errors
+    /// If the model's shapes do not fit together, the batch is too small for the ranks, or a rank
+    /// fails.
+    pub fn new(
+        dev: &'a dyn Device,
+        comm: Comm,
+        mut model: M,
+        options: TrainOptions,
+    ) -> Result<Trainer<'a, M>> {
+        options.check(comm.world())?;
+        let mut arena = Arena::counting();
+        let counted = build(&mut model, &mut arena, &comm, &options, None)?;
+        let plan = arena.plan();
+        let mut arena = Arena::live(dev, &plan);
+        let replicated_len = Some(counted.built.replicated_len);
+        let parts = build(&mut model, &mut arena, &comm, &options, replicated_len)?;
+        assert_eq!(arena.plan(), plan, "the live pass must ask for what was counted");
+        let memory = arena.memory().expect("a live arena has memory");
+        comm.share(dev, memory)?;
+        comm.name_units(parts.built.unit_names);
+        let mut host = HostBatch::new(&options, parts.batch.ids.len());
+        if options.verify_replicated {
+            let longest = parts.built.params.iter().filter(|p| p.replicated).map(Param::len).max();
+            host.weights = vec![0.0; longest.unwrap_or(0)];
+            host.hashes = vec![0.0; parts.hashes.len()];
+        }
+        let trainer = Trainer {
+            dev,
+            ring: Ring::new(comm, options.overlap, parts.travel),
+            model,
+            plan,
+            params: parts.built.params,
+            replicated_gradients: parts.built.replicated_gradients,
+            hashes: parts.hashes,
+            scalars: parts.scalars,
+            choices: parts.choices,
+            batch: parts.batch,
+            host,
+            options,
+            step: 0,
+        };
+        for param in &trainer.params {
+            param.initialise(dev, trainer.options.seed);
+        }
+        Ok(trainer)
+    }
+
+    /// Bytes of this rank's arena, by purpose.
+    #[must_use]
+    pub const fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// Every parameter, with this rank's pieces.
+    #[must_use]
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// The model.
+    #[must_use]
+    pub const fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The communicator.
+    #[must_use]
+    pub const fn comm(&self) -> &Comm {
+        self.ring.comm()
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> &'a dyn Device {
+        self.dev
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn options(&self) -> &TrainOptions {
+        &self.options
+    }
+
+    /// Every row starts at position 0; only a change of length makes that news to the device.
+    fn set_seq(&mut self, seq: usize) {
+        if self.batch.seq == seq {
+            return;
+        }
+        self.batch.seq = seq;
+        let positions = self.batch.positions.first(self.batch.positions.len() / seq * seq);
+        for (i, p) in self.host.inputs[..positions.len()].iter_mut().enumerate() {
+            *p = i32::try_from(i % seq).expect("a context fits i32");
+        }
+        self.dev.write_i32(&self.host.inputs[..positions.len()], positions);
+    }
+
+    /// One optimiser step over the rows `first_row ..` of `source`. `stop` asks all ranks to stop
+    /// after it.
+    ///
+    /// # Errors
+    /// If a rank fails or is silent, or if loss or gradient are not finite; then no weight has
+    /// changed.
+    pub fn step(&mut self, source: &dyn Source, first_row: u64, stop: bool) -> Result<StepReport> {
+        let report = self.accumulate(source, first_row, stop)?;
+        let clip = self.options.clip_norm.map_or(1.0, |max| {
+            // As torch.nn.utils.clip_grad_norm_.
+            (f64::from(max) / (report.grad_norm + 1e-6)).min(1.0)
+        });
+        self.update(report.lr, clip as f32);
+        if self.options.verify_replicated {
+            self.verify_replicated()?;
+        }
+        Ok(report)
+    }
+
+    /// The gradient of one global batch and its norm, without the update.
+    ///
+    /// # Errors
+    /// As [`step`](Trainer::step).
+    pub fn accumulate(
+        &mut self,
+        source: &dyn Source,
+        first_row: u64,
+        stop: bool,
+    ) -> Result<StepReport> {
+        let (world, accumulation) = (self.comm().world(), self.options.accumulation);
+        let rows = self.options.batch;
+        let targets = self.count_targets(source, first_row, rows)?;
+        self.dev.fill(self.scalars, 0.0);
+        for micro in 0..accumulation {
+            let slices = Slices { rows, world, accumulation, micro };
+            self.load(source, first_row, slices, self.options.seq);
+            let cx = self.context(Phase::Train { step: self.step }, targets);
+            self.model.forward(&cx)?;
+            self.model.backward(&cx)?;
+        }
+        self.ring.settle(self.dev)?;
+        self.comm().all_reduce(self.dev, self.replicated_gradients)?;
+        self.sum_squares();
+        self.dev.write_f64(&[f64::from(u8::from(stop))], self.scalars.slice(STOP..STOP + 1));
+        self.comm().all_reduce(self.dev, self.scalars.first(REPLICATED_SQUARES))?;
+        let mut sums = [0.0; SCALARS];
+        self.dev.read_f64(self.scalars, &mut sums);
+        let report = StepReport {
+            step: self.step,
+            loss: sums[LOSS] / targets as f64,
+            grad_norm: (sums[SQUARES] + sums[REPLICATED_SQUARES]).sqrt(),
+            lr: self.options.schedule.lr(self.step),
+            targets,
+            stop: sums[STOP] > 0.0,
+        };
+        for (what, value) in [("loss", report.loss), ("gradient norm", report.grad_norm)] {
+            if !value.is_finite() {
+                return Err(Error::NotFinite { step: self.step, what, value });
+            }
+        }
+        Ok(report)
+    }
+
+    /// Mean loss per target token over rows `0 .. rows` of `source`, without dropout.
+    ///
+    /// # Errors
+    /// If a rank fails or is silent.
+    pub fn evaluate(&mut self, source: &dyn Source, rows: u64) -> Result<f64> {
+        let world = self.comm().world();
+        let rows_max = (self.batch.ids.len() / self.options.seq * world) as u64;
+        self.dev.fill(self.scalars, 0.0);
+        let mut targets = 0;
+        let mut first_row = 0;
+        while first_row < rows {
+            // The last rows may leave ranks without any; they turn the ring all the same.
+            let rows = (rows - first_row).min(rows_max) as usize;
+            targets +=
+                (first_row..first_row + rows as u64).map(|r| source.num_targets(r)).sum::<usize>();
+            let slices = Slices { rows, world, accumulation: 1, micro: 0 };
+            self.load(source, first_row, slices, self.options.seq);
+            let cx = self.context(Phase::Evaluate, 1);
+            self.model.forward(&cx)?;
+            first_row += rows as u64;
+        }
+        let loss = self.scalars.slice(LOSS..LOSS + 1);
+        self.comm().all_reduce(self.dev, loss)?;
+        let mut sum = [0.0];
+        self.dev.read_f64(loss, &mut sum);
+        Ok(sum[0] / targets as f64)
+    }
+
+    /// The logits that follow the last token of each of `prompts`, of which this rank makes those of
+    /// its own slice: `out` becomes [its rows, classes]. Prompts may differ in length; they must not
+    /// be empty nor longer than `seq` nor more than the model was built for.
+    ///
+    /// # Errors
+    /// If a rank fails or is silent.
+    pub fn logits(&mut self, prompts: &[&[i32]], out: &mut Vec<f32>) -> Result<()> {
+        let (rows, world) = (prompts.len(), self.comm().world());
+        let seq = prompts.iter().map(|p| p.len()).max().unwrap_or(0);
+        assert!(seq <= self.options.seq, "a prompt of {seq} tokens exceeds {}", self.options.seq);
+        let slices = Slices { rows, world, accumulation: 1, micro: 0 };
+        self.load(&Prompts(prompts), 0, slices, seq);
+        let mine = &prompts[slices.rows(self.comm().rank())];
+        let last: Vec<usize> = mine.iter().map(|p| p.len() - 1).collect();
+        let cx = self.context(Phase::Evaluate, 1);
+        let logits = self.model.logits(&cx, &last)?;
+        out.resize(logits.len(), 0.0);
+        self.dev.read_f32(logits, out);
+        Ok(())
+    }
+
+    /// Replaces each number by its sum over all ranks; at most one per prompt that the model was
+    /// built for.
+    ///
+    /// # Errors
+    /// If a rank fails or is silent.
+    pub fn sum_over_ranks(&self, numbers: &mut [f64]) -> Result<()> {
+        let region = self.choices.first(numbers.len());
+        self.dev.write_f64(numbers, region);
+        self.comm().all_reduce(self.dev, region)?;
+        self.dev.read_f64(region, numbers);
+        Ok(())
+    }
+
+    /// Number of classes of the model.
+    #[must_use]
+    pub fn classes(&self) -> usize {
+        self.model.classes()
+    }
+
+    fn context(&self, phase: Phase, targets: u64) -> Context<'_> {
+        Context {
+            dev: self.dev,
+            ring: &self.ring,
+            batch: &self.batch,
+            phase,
+            seed: self.options.seed,
+            loss_scale: (1.0 / targets as f64) as f32,
+            loss: self.scalars.slice(LOSS..LOSS + 1),
+        }
+    }
+
+    /// Target tokens of the global batch: each rank counts its slice.
+    fn count_targets(&self, source: &dyn Source, first_row: u64, rows: usize) -> Result<u64> {
+        let (rank, world) = (self.comm().rank(), self.comm().world());
+        let slices = Slices { rows, world, accumulation: 1, micro: 0 };
+        let mine = slices.rows(rank).map(|row| source.num_targets(first_row + row as u64));
+        let count = self.scalars.slice(LOSS..LOSS + 1);
+        self.dev.write_f64(&[mine.sum::<usize>() as f64], count);
+        self.comm().all_reduce(self.dev, count)?;
+        let mut sum = [0.0];
+        self.dev.read_f64(count, &mut sum);
+        if sum[0] == 0.0 {
+            let what =
+                "the batch has no target token; look at the data or raise train.batch".into();
+            return Err(Error::Shape { what });
+        }
+        Ok(sum[0] as u64)
+    }
+
+    /// Moves this rank's rows of a micro-batch to the device.
+    fn load(&mut self, source: &dyn Source, first_row: u64, slices: Slices, seq: usize) {
+        self.set_seq(seq);
+        self.batch.slices = slices;
+        let rows = slices.rows(self.ring.comm().rank());
+        let host = &mut self.host;
+        for (i, row) in rows.clone().enumerate() {
+            let part = i * seq..(i + 1) * seq;
+            let documents = self.options.documents.then(|| &mut host.documents[part.clone()]);
+            let (inputs, targets) = (&mut host.inputs[part.clone()], &mut host.targets[part]);
+            source.fill(first_row + row as u64, inputs, targets, documents);
+        }
+        let len = rows.len() * seq;
+        self.dev.write_i32(&host.inputs[..len], self.batch.ids.first(len));
+        self.dev.write_i32(&host.targets[..len], self.batch.targets.first(len));
+        if let Some(documents) = self.batch.documents {
+            self.dev.write_i32(&host.documents[..len], documents.first(len));
+        }
+    }
+
+    /// Sums of squares: of this rank's shards, and of the replicated gradients, which all ranks have.
+    fn sum_squares(&self) {
+        let at = |i| self.scalars.slice(i..i + 1);
+        for piece in self.params.iter().filter(|p| !p.replicated).flat_map(|p| &p.pieces) {
+            self.dev.squared_norm(piece.gradients, at(SQUARES));
+        }
+        self.dev.squared_norm(self.replicated_gradients, at(REPLICATED_SQUARES));
+    }
+
+    /// Updates this rank's shards and the replicated parameters, and clears the gradients.
+    fn update(&mut self, lr: f64, grad_scale: f32) {
+        self.step += 1;
+        for param in &self.params {
+            for piece in &param.pieces {
+                self.options.optimizer.update(
+                    self.dev,
+                    piece,
+                    lr,
+                    param.decay,
+                    grad_scale,
+                    self.step,
+                );
+                self.dev.fill(piece.gradients, 0.0);
+            }
+        }
+    }
+
+    /// Compares a hash of every replicated tensor with the other ranks'.
+    fn verify_replicated(&mut self) -> Result<()> {
+        let comm = self.ring.comm();
+        let replicated = || self.params.iter().filter(|p| p.replicated);
+        let tensors = replicated().count();
+        for (i, param) in replicated().enumerate() {
+            let weights = &mut self.host.weights[..param.len()];
+            self.dev.read_f32(param.pieces[0].weights, weights);
+            let fnv = |h: u32, w: &f32| (h ^ w.to_bits()).wrapping_mul(0x0100_0193);
+            self.host.hashes[i] = f64::from(weights.iter().fold(0x811c_9dc5, fnv));
+        }
+        let own = comm.rank() * tensors..(comm.rank() + 1) * tensors;
+        let mine = self.hashes.slice(own.clone());
+        self.dev.write_f64(&self.host.hashes[..tensors], mine);
+        comm.all_gather(self.dev, mine, self.hashes)?;
+        self.dev.read_f64(self.hashes, &mut self.host.hashes);
+        let hashes = &self.host.hashes;
+        for rank in 0..comm.world() {
+            for (i, param) in replicated().enumerate() {
+                if hashes[rank * tensors + i] != hashes[i] {
+                    let tensor = param.name.clone();
+                    return Err(Error::Diverged { step: self.step - 1, tensor, rank });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prompts as rows without targets; short ones end in padding that causal attention never shows to
+/// their last token.
+struct Prompts<'p>(&'p [&'p [i32]]);
+
+impl Source for Prompts<'_> {
+    fn num_targets(&self, _row: u64) -> usize {
+        0
+    }
+
+    fn fill(
+        &self,
+        row: u64,
+        inputs: &mut [i32],
+        targets: &mut [i32],
+        documents: Option<&mut [i32]>,
+    ) {
+        let prompt = self.0[row as usize];
+        inputs.fill(0);
+        inputs[..prompt.len()].copy_from_slice(prompt);
+        targets.fill(-1);
+        if let Some(documents) = documents {
+            documents.fill(0);
+        }
+    }
+}
+
+impl HostBatch {
+    fn new(options: &TrainOptions, tokens: usize) -> HostBatch {
+        HostBatch {
+            inputs: vec![0; tokens],
+            targets: vec![0; tokens],
+            documents: vec![0; if options.documents { tokens } else { 0 }],
+            ..HostBatch::default()
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Any number of ranks gives what one rank gives: loss, every gradient, ten steps of training,
+//! evaluation; whatever form the hops take and whatever is kept or recomputed.
+
+#![allow(missing_docs, reason = "test names are claims")]
+
+mod common;
+
+use common::{
+    ALL_HOPS, HAND_OVER, IN_PLACE, OVERLAPPED, Outcome, WORLDS, assert_same_run, options, tiny,
+    train,
+};
+use rotifer::layers::{EmbeddingRoute, Hidden, Logits};
+use rotifer::models::Gpt2;
+use rotifer::train::TrainOptions;
+use rotifer_device::Activation;
+
+/// Compares `hops` of all worlds with one rank.
+fn check(what: &str, spec: &Gpt2, options: &TrainOptions, hops: &[common::Hops]) {
+    let want = train(1, HAND_OVER, spec, options, 10);
+    assert!(want.reports[9].loss < want.reports[0].loss, "{what}: training lowers the loss");
+    for &hops in hops {
+        for ranks in WORLDS {
+            let got = train(ranks, hops, spec, options, 10);
+            assert_same_run(&format!("{what}, {ranks} ranks, {hops:?}"), &got, &want);
+        }
+    }
+}
+
+#[test]
+fn every_world_and_every_hop_gives_the_one_rank_run() {
+    check("tied", &tiny(), &options(), &ALL_HOPS);
+}
+
+#[test]
+fn an_untied_head_with_erf_gives_the_one_rank_run() {
+    let spec = Gpt2 { tied: false, activation: Activation::GeluErf, ..tiny() };
+    check("untied", &spec, &options(), &[HAND_OVER, OVERLAPPED]);
+}
+
+#[test]
+fn recomputed_hidden_and_kept_logits_give_the_one_rank_run() {
+    let spec = Gpt2 { mlp_hidden: Hidden::Recomputed, logits: Logits::Kept, ..tiny() };
+    check("recomputed hidden, kept logits", &spec, &options(), &[HAND_OVER, OVERLAPPED, IN_PLACE]);
+}
+
+#[test]
+fn both_embedding_routes_give_the_one_rank_run() {
+    for embedding in [EmbeddingRoute::Table, EmbeddingRoute::Rows] {
+        let spec = Gpt2 { embedding, ..tiny() };
+        check(&format!("{embedding:?}"), &spec, &options(), &[HAND_OVER, OVERLAPPED, IN_PLACE]);
+    }
+}
+
+#[test]
+fn accumulation_gives_the_run_without() {
+    let want = train(1, HAND_OVER, &tiny(), &options(), 10);
+    for accumulation in [3, 7] {
+        let options = TrainOptions { accumulation, ..options() };
+        for ranks in WORLDS {
+            for hops in [HAND_OVER, OVERLAPPED] {
+                let got = train(ranks, hops, &tiny(), &options, 10);
+                let what = format!("{ranks} ranks, {accumulation} micro-batches, {hops:?}");
+                assert_same_run(&what, &got, &want);
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_masks_know_no_world() {
+    let spec = Gpt2 { dropout: 0.2, ..tiny() };
+    check("dropout", &spec, &options(), &[HAND_OVER]);
+    let recomputed = Gpt2 { mlp_hidden: Hidden::Recomputed, logits: Logits::Kept, ..spec.clone() };
+    let (kept, remade) = (one_rank(&spec), one_rank(&recomputed));
+    assert_same_run("recomputed with dropout", &remade, &kept);
+}
+
+fn one_rank(spec: &Gpt2) -> Outcome {
+    train(1, HAND_OVER, spec, &options(), 10)
+}
+
+#[test]
+fn document_masks_give_the_one_rank_run() {
+    check("documents", &tiny(), &TrainOptions { documents: true, ..options() }, &[HAND_OVER]);
+    let with = train(1, HAND_OVER, &tiny(), &TrainOptions { documents: true, ..options() }, 1);
+    let without = one_rank(&tiny());
+    assert!(with.first.loss != without.first.loss, "the mask does something");
+}
+
+#[test]
+fn initial_weights_know_no_world() {
+    let want = train(1, HAND_OVER, &tiny(), &options(), 0).weights;
+    for ranks in WORLDS {
+        let got = train(ranks, HAND_OVER, &tiny(), &options(), 0).weights;
+        assert_eq!(got, want, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn the_same_world_gives_the_same_bits() {
+    for hops in ALL_HOPS {
+        let [one, two] = [0, 1].map(|_| train(3, hops, &tiny(), &options(), 4));
+        assert_eq!(one.reports, two.reports, "{hops:?}");
+        assert_eq!(one.weights, two.weights, "{hops:?}");
+        assert_eq!(one.evaluated.to_bits(), two.evaluated.to_bits(), "{hops:?}");
+    }
+}
+
+#[test]
+fn a_rank_without_rows_turns_the_ring() {
+    // 7 rows over 7 ranks in 2 micro-batches: in each, some ranks have none.
+    let options = TrainOptions { accumulation: 2, ..options() };
+    let want = train(1, HAND_OVER, &tiny(), &options, 4);
+    for hops in ALL_HOPS {
+        assert_same_run(&format!("{hops:?}"), &train(7, hops, &tiny(), &options, 4), &want);
+    }
+}
