@@ -11,8 +11,7 @@ use rotifer::layers::{
     SelfAttention, Seq,
 };
 use rotifer::models::Decoder;
-use rotifer::optim::LrSchedule;
-use rotifer::optimizer::Optimizer;
+use rotifer::optim::{LrSchedule, Optimizer};
 use rotifer::train::{Source, TrainOptions, Trainer};
 use rotifer_device::{Activation, CpuDevice, Norm, Purpose};
 use rotifer_ring::{HopMode, launch};

@@ -3,7 +3,7 @@
 use rotifer_ring::schedule::part;
 
 use crate::error::{Error, Result};
-use crate::layer::mix;
+use crate::hash::mix;
 use crate::models::Model;
 use crate::train::Trainer;
 

@@ -5,6 +5,7 @@ use rotifer_ring::{Ring, schedule};
 
 use crate::build::Builder;
 use crate::error::Result;
+use crate::hash::mix;
 
 /// A layer of one rank: a function of its slice of the batch, x: [t, c] to y: [t, o], and that
 /// function's backward. Where its weights are is the business of a strategy.
@@ -111,14 +112,6 @@ impl Context<'_> {
         let stream = Stream { seed: self.seed, stream: mix(mix(layer) ^ step) };
         (stream, (first_row * self.batch.seq * width) as u64)
     }
-}
-
-/// Spreads a small number over 64 bits (the finaliser of SplitMix64; Steele, Lea and Flood 2014).
-pub(crate) const fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The inputs of one micro-batch, of this rank's slice only.

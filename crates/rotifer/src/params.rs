@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rotifer_device::{Device, Region, Stream};
 
-use crate::layer::mix;
+use crate::hash::mix;
 
 /// Initial value of a tensor. Each element is a function of the seed, the tensor's name and the
 /// element's place in the whole tensor, so a rank fills its pieces without drawing the rest.

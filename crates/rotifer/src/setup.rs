@@ -7,7 +7,7 @@ use crate::config::{self, Config};
 use crate::data::Splits;
 use crate::layers::{EmbeddingRoute, Hidden, Logits};
 use crate::models::Gpt2;
-use crate::optimizer::Optimizer;
+use crate::optim::Optimizer;
 use crate::train::TrainOptions;
 
 impl Config {

@@ -9,8 +9,7 @@ use crate::build::{BuildOptions, Builder, Built};
 use crate::error::{Error, Result};
 use crate::layer::{Batch, Context, Phase, Slices};
 use crate::models::Model;
-use crate::optim::LrSchedule;
-use crate::optimizer::Optimizer;
+use crate::optim::{LrSchedule, Optimizer};
 use crate::params::Param;
 
 /// Where the rows of a batch come from.

@@ -1,6 +1,8 @@
 //! In which order training sees its windows: a pure function, so that every rank and every resumed
 //! run agrees without a word or a table.
 
+use crate::hash::mix;
+
 /// Rounds of the Feistel network. Four make a permutation that is indistinguishable from a random
 /// one for large halves (Luby and Rackoff 1988); twice as many make up for halves of a few bits.
 const ROUNDS: usize = 8;
@@ -92,12 +94,4 @@ impl Order {
         let (epoch, i) = (global_index / self.num_windows, global_index % self.num_windows);
         if self.shuffle { Shuffle::new(self.num_windows, self.seed, epoch).at(i) } else { i }
     }
-}
-
-/// Spreads a number over 64 bits (the finaliser of SplitMix64; Steele, Lea and Flood 2014).
-const fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use rotifer::layers::{EmbeddingRoute, Hidden, Logits};
 use rotifer::models::{Gpt2, gpt2};
-use rotifer::optim::LrSchedule;
-use rotifer::optimizer::Optimizer;
+use rotifer::optim::{LrSchedule, Optimizer};
 use rotifer::params::Param;
 use rotifer::train::{Source, StepReport, TrainOptions, Trainer};
 use rotifer::{Error, Result};
