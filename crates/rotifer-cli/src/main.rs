@@ -1,4 +1,5 @@
-//! The `rotifer` command. Arguments, progress and tables; what they show is computed in the library.
+//! The `rotifer` command. Arguments, progress and tables; what they show is computed in the
+//! library.
 
 mod progress;
 mod table;
@@ -6,8 +7,8 @@ mod table;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use clap::{Args, Parser, Subcommand};
 use rotifer::Result;
@@ -35,10 +36,10 @@ enum Command {
 struct TrainArgs {
     /// The config, a TOML file (see configs/quickstart.toml, where every key is explained)
     config: PathBuf,
-    /// Number of ranks, as threads of this process [config: ranks.count]
+    /// Number of ranks, as threads of this process `[config: ranks.count]`
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Threads per rank [config: ranks.threads; default: cores / ranks]
+    /// Threads per rank `[config: ranks.threads; default: cores / ranks]`
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Override a key of the config, as in --set train.steps=100; may be given several times
@@ -71,7 +72,7 @@ struct GenerateArgs {
     /// Number of ranks, as threads of this process
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks: usize,
-    /// Threads per rank [default: cores / ranks]
+    /// Threads per rank `[default: cores / ranks]`
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
@@ -125,12 +126,15 @@ fn generate(args: GenerateArgs) -> Result<()> {
     let one = args.prompt.len() == 1;
     let options = GenerateOptions { prompts: args.prompt, sampling, ranks: args.ranks, threads };
     if one {
-        // A single text is shown while it grows.
-        print!("{}", options.prompts[0]);
+        // A single text is shown while it grows, from when there is a model to continue it.
+        let begun = Once::new();
+        let begin = || begun.call_once(|| print!("{}", options.prompts[0]));
         session::generate(&args.folder, &options, &|_, text| {
+            begin();
             print!("{text}");
             let _ = std::io::stdout().flush();
         })?;
+        begin();
         println!();
     } else {
         for text in session::generate(&args.folder, &options, &|_, _| ())? {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::memory::ALIGN;
-use crate::{Device, Dtype, Memory, Purpose, Region};
+use crate::{Device, Dtype, Memory, OutOfMemory, Purpose, Region};
 
 /// How many bytes a rank needs, by purpose. What the counting pass yields and the live pass obeys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,10 +28,11 @@ impl MemoryPlan {
 /// Hands out the regions of one [`Memory`].
 ///
 /// Two kinds of regions: those that [`take`](Arena::take) returns stay for the arena's life; those
-/// that [`scratch`](Arena::scratch) returns are given back at the end of the [`scope`](Arena::scope)
-/// they were taken in, and the next scope takes the same bytes. A layer's constructor opens a scope
-/// for what it needs only while it runs, and builds its parts within that scope, so parts that never
-/// run at the same time share, and a part never shares with the whole it belongs to.
+/// that [`scratch`](Arena::scratch) returns are given back at the end of the
+/// [`scope`](Arena::scope) they were taken in, and the next scope takes the same bytes. A layer's
+/// constructor opens a scope for what it needs only while it runs, and builds its parts within that
+/// scope, so parts that never run at the same time share, and a part never shares with the whole it
+/// belongs to.
 #[derive(Debug)]
 pub struct Arena {
     /// `None` while counting.
@@ -51,16 +52,18 @@ impl Arena {
     }
 
     /// An arena of exactly the planned bytes, allocated on `device` and attached to it.
-    #[must_use]
-    pub fn live(device: &dyn Device, plan: &MemoryPlan) -> Arena {
-        let memory = device.allocate(plan.total());
+    ///
+    /// # Errors
+    /// If the device does not have them.
+    pub fn live(device: &dyn Device, plan: &MemoryPlan) -> Result<Arena, OutOfMemory> {
+        let memory = device.allocate(plan.total())?;
         device.attach(&memory);
-        Arena {
+        Ok(Arena {
             memory: Some(memory),
             plan: MemoryPlan::default(),
             scratch_base: plan.total() - plan.bytes(Purpose::Scratch),
             scratch_top: 0,
-        }
+        })
     }
 
     /// The memory behind a live arena.
@@ -80,7 +83,10 @@ impl Arena {
         let bytes = padded(dtype, len);
         self.plan.by_purpose[purpose as usize] += bytes;
         if self.memory.is_some() {
-            assert!(offset + bytes <= self.scratch_base, "the live pass asks for more than was counted");
+            assert!(
+                offset + bytes <= self.scratch_base,
+                "the live pass asks for more than was counted"
+            );
         }
         Region::new(self.id(), offset, len, dtype)
     }

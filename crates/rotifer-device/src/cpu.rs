@@ -1,7 +1,12 @@
 //! The fast device: kernels on this machine's processor.
 //!
-//! This file checks what each kernel is given and forwards it; the kernels are in the modules below.
+//! This file checks what each kernel is given and forwards it; the kernels are the modules below.
 //! `team` says how they use threads and vectors, `view` why their raw pointers are sound.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "one index into several arrays of fixed length is what vectorises, and reads best"
+)]
 
 mod activation;
 mod attention;
@@ -28,8 +33,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Activation, AdamW, Attention, Device, Dtype, KernelKind, Mat, Memory, Norm, Profile, Region,
-    Rotary, Sgd, Stream, Write,
+    Activation, AdamW, Attention, Device, Dtype, KernelKind, Mat, Memory, Norm, OutOfMemory,
+    Profile, Region, Rotary, Sgd, Stream, Write,
 };
 use attention::{Call, Shape};
 use team::Team;
@@ -37,8 +42,8 @@ use view::{Rows, Span, assert_apart, flat};
 
 /// The processor's cores, or some of them, as one rank's device.
 ///
-/// Results do not depend on the number of threads, to the bit. Kernels allocate nothing once each
-/// thread has made its packing buffers (1.25 MiB, at its first product).
+/// Results do not depend on the number of threads, to the bit. Kernels allocate nothing: each
+/// thread has its buffers for packing the operands of products (1.25 MiB) from the start.
 ///
 /// A device belongs to the one thread that calls its kernels (it is not `Sync`). With more than one
 /// thread that should be a thread of the device's own pool, as [`run`](CpuDevice::run) arranges:
@@ -61,6 +66,7 @@ impl CpuDevice {
     #[must_use]
     pub fn new(threads: usize) -> CpuDevice {
         assert!(threads > 0, "a device of no threads");
+        matmul::prepare_thread();
         CpuDevice {
             team: Team { arch: pulp::Arch::new(), threads },
             memories: RefCell::new(Vec::new()),
@@ -86,7 +92,7 @@ impl CpuDevice {
     /// let sum = CpuDevice::run(2, |device| {
     ///     let mut counting = Arena::counting();
     ///     counting.take(Purpose::Weights, Dtype::F32, 3);
-    ///     let mut arena = Arena::live(device, &counting.plan());
+    ///     let mut arena = Arena::live(device, &counting.plan()).expect("a few bytes");
     ///     let x = arena.take(Purpose::Weights, Dtype::F32, 3);
     ///     device.fill(x, 2.0);
     ///     let mut values = [0.0; 3];
@@ -106,6 +112,7 @@ impl CpuDevice {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("kernel {i}"))
+            .start_handler(|_| matmul::prepare_thread())
             .build()
             .map_err(|source| ThreadsError { threads, source })?;
         Ok(pool.install(|| f(&CpuDevice::new(threads))))
@@ -136,7 +143,7 @@ impl CpuDevice {
         let memory = memories.iter().find(|memory| memory.id() == region.memory);
         let memory = memory.unwrap_or_else(|| panic!("{region:?} is not memory of this device"));
         assert!(region.offset + region.bytes() <= memory.bytes(), "{region:?} is out of bounds");
-        assert!(region.offset % dtype.bytes() == 0, "{region:?} is not aligned");
+        assert!(region.offset.is_multiple_of(dtype.bytes()), "{region:?} is not aligned");
         memory.ptr().wrapping_add(region.offset)
     }
 
@@ -216,13 +223,18 @@ fn assert_same_or_apart(output: Region, input: Region) {
     );
 }
 
+/// The masks of an attention call; empty regions where there are none.
+fn masks(shape: &Attention) -> [Region; 2] {
+    [shape.documents, shape.lengths].map(|mask| mask.unwrap_or(Region::empty(Dtype::I32)))
+}
+
 impl Device for CpuDevice {
     fn name(&self) -> String {
         format!("cpu, {} thread(s), {}", self.team.threads, self.team.instruction_set())
     }
 
-    fn allocate(&self, bytes: usize) -> Arc<Memory> {
-        Arc::new(Memory::host(bytes))
+    fn allocate(&self, bytes: usize) -> Result<Arc<Memory>, OutOfMemory> {
+        Memory::host(bytes).map(Arc::new)
     }
 
     fn attach(&self, memory: &Arc<Memory>) {
@@ -385,14 +397,15 @@ impl Device for CpuDevice {
     }
 
     fn attention(&self, shape: &Attention, qkv: Region, y: Region, lse: Region) {
-        assert_apart(&[flat(y), flat(lse)], &[flat(qkv)]);
+        let [documents, lengths] = masks(shape);
+        assert_apart(&[y, lse].map(flat), &[qkv, documents, lengths].map(flat));
         let call = self.attention_call(shape, qkv);
         let per_head = shape.batch * shape.seq * shape.heads;
         let (y, lse) = (self.floats(y, per_head * shape.head_dim), self.floats(lse, per_head));
         self.timed(KernelKind::Attention, |team| attention::forward(team, call, y, lse));
     }
 
-    /// A tile's delta lives on the stack here, so the region given for it is left alone.
+    /// A tile's delta lives on the stack here: the region given for it is checked but left alone.
     fn attention_backward(
         &self,
         shape: &Attention,
@@ -403,16 +416,19 @@ impl Device for CpuDevice {
         dqkv: Region,
         delta: Region,
     ) {
-        assert_apart(&[flat(dqkv)], &[qkv, y, lse, dy, delta].map(flat));
+        let [documents, lengths] = masks(shape);
+        assert_apart(&[dqkv, delta].map(flat), &[qkv, y, lse, dy, documents, lengths].map(flat));
         let call = self.attention_call(shape, qkv);
         let per_head = shape.batch * shape.seq * shape.heads;
         let values = |region| self.floats(region, per_head * shape.head_dim);
         let dqkv = self.floats(dqkv, call.qkv.len());
+        self.floats(delta, per_head);
         let spans = [values(y), self.floats(lse, per_head), values(dy), dqkv];
         self.timed(KernelKind::Attention, |team| attention_backward::backward(team, call, spans));
     }
 
     fn rotary(&self, rotary: &Rotary, positions: Region, x: Mat) {
+        assert_apart(&[x], &[flat(positions)]);
         let (positions, x) = (self.ints(positions, x.rows), self.shaped(x, x.rows, x.cols));
         self.timed(KernelKind::Attention, |team| rotary::rotary(team, rotary, positions, x));
     }

@@ -3,20 +3,20 @@
 //! Shapes: t tokens (batch rows x sequence length), c channels, o outputs, v classes, b batch rows,
 //! s sequence length, h query heads, k key/value heads, d channels of one head. All row-major.
 //!
-//! Every kernel may merely enqueue its work; only the `read_*` methods wait for results. Outputs say
-//! whether they are set (`=`) or added to (`+=`); where the caller chooses, a [`Write`] tells.
+//! Every kernel may merely enqueue its work; only the `read_*` methods wait for results. Outputs
+//! say whether they are set (`=`) or added to (`+=`); where the caller chooses, a [`Write`] tells.
 //! Float regions are `F32` unless a kernel says otherwise; ids and positions are `I32`.
 //!
 //! # Panics
 //! All kernels panic if a region is too short, has another dtype, belongs to memory that the device
-//! is not attached to, or if an output overlaps an input (unless the kernel says that it may): these
-//! are broken invariants of a layer, never bad input of a user.
+//! is not attached to, or if an output overlaps an input (unless the kernel says that it may):
+//! these are broken invariants of a layer, never bad input of a user.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Memory, Region};
+use crate::{Memory, OutOfMemory, Region};
 
 /// Whether a kernel replaces what its output holds or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,8 @@ pub enum Norm {
     },
 }
 
-/// Shape and masks of one attention call. Query head i reads key/value head `i / (heads / kv_heads)`.
+/// Shape and masks of one attention call. Query head i reads key/value head `i / (heads /
+/// kv_heads)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// b: batch rows.
@@ -240,7 +241,10 @@ pub trait Device {
     fn name(&self) -> String;
 
     /// A zeroed block of this device's memory.
-    fn allocate(&self, bytes: usize) -> Arc<Memory>;
+    ///
+    /// # Errors
+    /// If there is not so much.
+    fn allocate(&self, bytes: usize) -> Result<Arc<Memory>, OutOfMemory>;
 
     /// Lets kernels touch regions of `memory`, and keeps it alive as long as the device. Attaching
     /// again does nothing.
@@ -271,23 +275,24 @@ pub trait Device {
 
     // ---- linear maths ----
 
-    /// `c = a b` or `c += a b`. a: [m, k], b: [k, n], c: [m, n] not transposed; any strides, so that
-    /// a shard writes its columns of a wider c. A product with k = 0 sets zeros or adds nothing.
+    /// `c = a b` or `c += a b`. a: `[m, k]`, b: `[k, n]`, c: `[m, n]` not transposed; any strides,
+    /// so that a shard writes its columns of a wider c. A product with k = 0 sets zeros or adds
+    /// nothing.
     fn matmul(&self, a: Mat, b: Mat, c: Mat, write: Write);
-    /// `y[i, :] = b` or `+= b`. y: [t, o] strided, b: [o].
+    /// `y[i, :] = b` or `+= b`. y: `[t, o]` strided, b: `[o]`.
     fn bias(&self, b: Region, y: Mat, write: Write);
-    /// `db += sum over i of dy[i, :]`. dy: [t, o] strided, db: [o]. Sums in an order that depends on
-    /// t and o alone.
+    /// `db += sum over i of dy[i, :]`. dy: `[t, o]` strided, db: `[o]`. Sums in an order that
+    /// depends on t and o alone.
     fn bias_backward(&self, dy: Mat, db: Region);
 
     // ---- normalisation ----
 
     /// `y = norm(x)`; `stats = (mean, 1/std)` per token ((0, 1/rms) for RMS).
-    /// x, y: [t, c]; w: [c]; b: [c] or empty; stats: [t, 2].
+    /// x, y: `[t, c]`; w: `[c]`; b: `[c]` or empty; stats: `[t, 2]`.
     fn norm(&self, norm: Norm, x: Mat, w: Region, b: Region, y: Mat, stats: Region);
-    /// Backward of [`norm`](Device::norm): `dx = ...` or `+=` by `write`; `dw +=`, `db +=` (db may be
-    /// empty). x, dy, dx: [t, c]; stats as saved by forward. Sums for dw and db in an order that
-    /// depends on t and c alone. dx may be dy when `write` is `Set`.
+    /// Backward of [`norm`](Device::norm): `dx = ...` or `+=` by `write`; `dw +=`, `db +=` (db may
+    /// be empty). x, dy, dx: `[t, c]`; stats as saved by forward. Sums for dw and db in an order
+    /// that depends on t and c alone. dx may be dy when `write` is `Set`.
     #[expect(clippy::too_many_arguments, reason = "each is one operand of the equation")]
     fn norm_backward(
         &self,
@@ -310,8 +315,8 @@ pub trait Device {
     fn activation_backward(&self, f: Activation, x: Region, dy: Region, dx: Region);
     /// `y = f(gate) * up`; y may be gate or up.
     fn gated(&self, f: Activation, gate: Region, up: Region, y: Region);
-    /// Backward of [`gated`](Device::gated): `dgate = f'(gate) * up * dy`, `dup = f(gate) * dy`; dup
-    /// may be dy; dgate may be neither.
+    /// Backward of [`gated`](Device::gated): `dgate = f'(gate) * up * dy`, `dup = f(gate) * dy`;
+    /// dup may be dy; dgate may be neither.
     fn gated_backward(
         &self,
         f: Activation,
@@ -324,11 +329,11 @@ pub trait Device {
 
     // ---- attention ----
 
-    /// Causal attention without a score matrix. qkv: [b*s, (h + 2k)*d] (see
-    /// [`Attention::qkv_width`]); `y = softmax(scale q k^T) v`: [b*s, h*d]; `lse = log sum exp` of
-    /// each query's scores: [b, h, s], which backward needs.
+    /// Causal attention without a score matrix. qkv: `[b*s, (h + 2k)*d]` (see
+    /// [`Attention::qkv_width`]); `y = softmax(scale q k^T) v`: `[b*s, h*d]`; `lse = log sum exp`
+    /// of each query's scores: `[b, h, s]`, which backward needs.
     fn attention(&self, shape: &Attention, qkv: Region, y: Region, lse: Region);
-    /// Backward of [`attention`](Device::attention): `dqkv =`. delta: [b, h, s], scratch.
+    /// Backward of [`attention`](Device::attention): `dqkv =`. delta: `[b, h, s]`, scratch.
     #[expect(clippy::too_many_arguments, reason = "each is one operand of the equation")]
     fn attention_backward(
         &self,
@@ -340,26 +345,27 @@ pub trait Device {
         dqkv: Region,
         delta: Region,
     );
-    /// Turns the leading heads of each row of x in place. x: [t, >= heads*d] strided; positions: [t].
+    /// Turns the leading heads of each row of x in place. x: `[t, >= heads*d]` strided; positions:
+    /// `[t]`.
     fn rotary(&self, rotary: &Rotary, positions: Region, x: Mat);
 
     // ---- embedding ----
 
-    /// `y[i, :] = table[ids[i] - first, :]`, or `+=`, for those tokens whose id lies in
-    /// `first .. first + table.rows`; other rows are left alone. ids: [t]; table: [v, c]; y: [t, c].
+    /// `y[i, :] = table[ids[i] - first, :]`, or `+=`, for those tokens whose id lies in `first ..
+    /// first + table.rows`; other rows are left alone. ids: `[t]`; table: `[v, c]`; y: `[t, c]`.
     fn embedding(&self, ids: Region, table: Mat, first: usize, y: Mat, write: Write);
     /// `dtable[ids[i] - first, :] += dy[i, :]` for the same tokens, in the order of i.
     fn embedding_backward(&self, ids: Region, dy: Mat, dtable: Mat, first: usize);
 
     // ---- loss ----
 
-    /// One block of classes of an online softmax. logits: [t, v_k] for the classes from `first` on;
-    /// targets: [t]; state: [t, 3] = (running max, running sum of exp(logit - max), logit of the
-    /// target), to begin with (-inf, 0, 0).
+    /// One block of classes of an online softmax. logits: `[t, v_k]` for the classes from `first`
+    /// on; targets: `[t]`; state: `[t, 3]` = (running max, running sum of exp(logit - max), logit
+    /// of the target), to begin with (-inf, 0, 0).
     fn loss_block(&self, logits: Mat, first: usize, targets: Region, state: Region);
-    /// Ends it: `lse[i] = max + ln(sum)`; `loss += sum over i of lse[i] - target logit`, over tokens
-    /// whose target is not negative (a negative target is ignored). state: [t, 3]; lse: [t]; loss:
-    /// [1] `F64`. Sums in an order that depends on t alone.
+    /// Ends it: `lse[i] = max + ln(sum)`; `loss += sum over i of lse[i] - target logit`, over
+    /// tokens whose target is not negative (a negative target is ignored). state: `[t, 3]`; lse:
+    /// `[t]`; loss: `[1]` `F64`. Sums in an order that depends on t alone.
     fn loss_finish(&self, state: Region, targets: Region, lse: Region, loss: Region);
     /// `logits[i, j] = (exp(logits[i, j] - lse[i]) - [first + j == targets[i]]) * scale`, in place:
     /// the gradient; zero for ignored tokens.
@@ -367,21 +373,22 @@ pub trait Device {
 
     // ---- optimiser ----
 
-    /// One fused update of w and both moments, all [n].
+    /// One fused update of w and both moments, all `[n]`.
     fn adamw(&self, step: &AdamW, w: Region, g: Region, m: Region, v: Region);
-    /// One fused update of w and the momentum, all [n].
+    /// One fused update of w and the momentum, all `[n]`.
     fn sgd(&self, step: &Sgd, w: Region, g: Region, m: Region);
-    /// `sum += sum of x[i]^2`, in `F64`. x: [n]; sum: [1] `F64`. Sums in an order that depends on n
-    /// alone.
+    /// `sum += sum of x[i]^2`, in `F64`. x: `[n]`; sum: `[1]` `F64`. Sums in an order that depends
+    /// on n alone.
     fn squared_norm(&self, x: Region, sum: Region);
 
     // ---- randomness ----
 
-    /// `x[i] = mean + std * normal(stream, first + i)`, by Box-Muller over a counter-based generator.
+    /// `x[i] = mean + std * normal(stream, first + i)`, by Box-Muller over a counter-based
+    /// generator.
     fn normal(&self, stream: Stream, first: u64, mean: f32, std: f32, x: Region);
     /// `x[i] = low + (high - low) * uniform(stream, first + i)`, in `[low, high)`.
     fn uniform(&self, stream: Stream, first: u64, low: f32, high: f32, x: Region);
-    /// Inverted dropout: `y[i] = x[i] / (1 - p)` where `uniform(stream, first + i) >= p`, else 0; or
-    /// `y +=` that. Its own backward. y may be x when `write` is `Set`.
+    /// Inverted dropout: `y[i] = x[i] / (1 - p)` where `uniform(stream, first + i) >= p`, else 0;
+    /// or `y +=` that. Its own backward. y may be x when `write` is `Set`.
     fn dropout(&self, stream: Stream, first: u64, p: f32, x: Region, y: Region, write: Write);
 }

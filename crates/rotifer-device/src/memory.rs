@@ -1,6 +1,6 @@
 //! One block of device memory.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,8 +20,8 @@ pub struct Memory {
     bytes: usize,
 }
 
-// SAFETY: a Memory only names a block. Reading or writing it needs a Region, which is not Send, or a
-// transport, whose contract (`Lent::accept`) orders the accesses.
+// SAFETY: a Memory only names a block. Reading or writing it needs a Region, which is not Send, or
+// a transport, whose contract (`Lent::accept`) orders the accesses.
 unsafe impl Send for Memory {}
 // SAFETY: as above; no method of a shared Memory touches the bytes.
 unsafe impl Sync for Memory {}
@@ -30,19 +30,21 @@ static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 impl Memory {
     /// A zeroed block of host memory.
-    #[must_use]
-    pub fn host(bytes: usize) -> Memory {
+    ///
+    /// # Errors
+    /// If the system does not have it.
+    pub fn host(bytes: usize) -> Result<Memory, OutOfMemory> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         assert!(id < u32::MAX, "more than 2^32 memory blocks in one process");
-        let ptr = match layout(bytes) {
-            None => NonNull::dangling(),
-            Some(layout) => {
-                // SAFETY: the layout's size is not zero.
-                let ptr = unsafe { alloc_zeroed(layout) };
-                NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout))
-            }
+        let layout = layout(bytes).ok_or(OutOfMemory { bytes })?;
+        let ptr = if bytes == 0 {
+            NonNull::dangling()
+        } else {
+            // SAFETY: the layout's size is not zero.
+            let ptr = unsafe { alloc_zeroed(layout) };
+            NonNull::new(ptr).ok_or(OutOfMemory { bytes })?
         };
-        Memory { id, ptr, bytes }
+        Ok(Memory { id, ptr, bytes })
     }
 
     /// The number by which regions name this block.
@@ -64,16 +66,25 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(layout) = layout(self.bytes) {
+        if let Some(layout) = layout(self.bytes).filter(|_| self.bytes > 0) {
             // SAFETY: allocated in `host` with this very layout, and freed once, here.
             unsafe { dealloc(self.ptr.as_ptr(), layout) }
         }
     }
 }
 
-/// `None` for a block of no bytes, which is never allocated.
+/// `None` for more bytes than an address space has.
 fn layout(bytes: usize) -> Option<Layout> {
-    (bytes > 0).then(|| {
-        Layout::from_size_align(bytes, BLOCK_ALIGN).expect("a size that fits an address space")
-    })
+    Layout::from_size_align(bytes, BLOCK_ALIGN).ok()
+}
+
+/// A device does not have the memory that a rank asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a rank needs {bytes} bytes, which this machine does not have; more ranks on more machines, a \
+     smaller batch, more accumulation or a smaller model need less"
+)]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub bytes: usize,
 }

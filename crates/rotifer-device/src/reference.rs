@@ -14,7 +14,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use crate::{Activation, AdamW, Attention, Norm, Rotary, Sgd, Write};
 
-/// `c[i, j] = sum over l of a[i, l] b[l, j]`. a: [m, k], b: [k, n], c: [m, n].
+/// `c[i, j] = sum over l of a[i, l] b[l, j]`. a: `[m, k]`, b: `[k, n]`, c: `[m, n]`.
 #[must_use]
 pub fn matmul(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     let mut c = vec![0.0; m * n];
@@ -28,7 +28,7 @@ pub fn matmul(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     c
 }
 
-/// `y[j, i] = x[i, j]`. x: [rows, cols].
+/// `y[j, i] = x[i, j]`. x: `[rows, cols]`.
 #[must_use]
 pub fn transpose(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     let mut y = vec![0.0; rows * cols];
@@ -40,13 +40,13 @@ pub fn transpose(x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     y
 }
 
-/// `y[i, :] = x[i, :] + b`. x, y: [t, o], b: [o].
+/// `y[i, :] = x[i, :] + b`. x, y: `[t, o]`, b: `[o]`.
 #[must_use]
 pub fn bias(x: &[f64], b: &[f64]) -> Vec<f64> {
     x.iter().enumerate().map(|(i, x)| x + b[i % b.len()]).collect()
 }
 
-/// `db[j] = sum over i of dy[i, j]`. dy: [t, o], db: [o].
+/// `db[j] = sum over i of dy[i, j]`. dy: `[t, o]`, db: `[o]`.
 #[must_use]
 pub fn bias_backward(dy: &[f64], o: usize) -> Vec<f64> {
     let mut db = vec![0.0; o];
@@ -70,7 +70,7 @@ pub fn norm_statistics(norm: Norm, x: &[f64]) -> (f64, f64) {
 }
 
 /// `y = (x - mean) / std * w + b`, and `stats = (mean, 1/std)` of each token.
-/// x, y: [t, c], w: [c], b: [c] if there is one, stats: [t, 2].
+/// x, y: `[t, c]`, w: `[c]`, b: `[c]` if there is one, stats: `[t, 2]`.
 #[must_use]
 pub fn norm(norm: Norm, x: &[f64], w: &[f64], b: Option<&[f64]>) -> (Vec<f64>, Vec<f64>) {
     let (mut y, mut stats) = (Vec::new(), Vec::new());
@@ -86,7 +86,7 @@ pub fn norm(norm: Norm, x: &[f64], w: &[f64], b: Option<&[f64]>) -> (Vec<f64>, V
 
 /// With `g = dy w` and `h = (x - mean) / std`: `dx = (g - mean(g) - h mean(g h)) / std`, without
 /// `mean(g)` for RMS, whose forward subtracts no mean; `dw = sum of dy h`, `db = sum of dy` over
-/// tokens. x, dy, dx: [t, c], w, dw, db: [c]. Returns (dx, dw, db).
+/// tokens. x, dy, dx: `[t, c]`, w, dw, db: `[c]`. Returns (dx, dw, db).
 #[must_use]
 pub fn norm_backward(norm: Norm, x: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
     let c = w.len();
@@ -165,9 +165,9 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 /// The masks of an [`Attention`] call, as the host sees them; the regions in the shape are ignored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Masks<'a> {
-    /// Document number of each token: [b*s].
+    /// Document number of each token: `[b*s]`.
     pub documents: Option<&'a [i32]>,
-    /// Number of real tokens of each row: [b].
+    /// Number of real tokens of each row: `[b]`.
     pub lengths: Option<&'a [i32]>,
 }
 
@@ -217,8 +217,8 @@ pub fn attention_weights(
     (scores.iter().map(|score| (score - lse).exp()).collect(), lse)
 }
 
-/// `y_i = sum over j of p_ij v_j` per query head, and lse. qkv: [b*s, (h + 2k)*d], y: [b*s, h*d],
-/// lse: [b, h, s].
+/// `y_i = sum over j of p_ij v_j` per query head, and lse.
+/// qkv: `[b*s, (h + 2k)*d]`, y: `[b*s, h*d]`, lse: `[b, h, s]`.
 #[must_use]
 pub fn attention(shape: &Attention, masks: Masks<'_>, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let &Attention { batch, seq, heads, head_dim: d, .. } = shape;
@@ -244,7 +244,7 @@ pub fn attention(shape: &Attention, masks: Masks<'_>, qkv: &[f64]) -> (Vec<f64>,
 
 /// With `dp_ij = dy_i . v_j` and `ds_ij = p_ij (dp_ij - sum over l of p_il dp_il)`:
 /// `dq_i = scale sum_j ds_ij k_j`, `dk_j = scale sum_i ds_ij q_i`, `dv_j = sum_i p_ij dy_i`, the
-/// last two over all query heads of a key head (Dao et al. 2022, appendix B.2). dy: [b*s, h*d].
+/// last two over all query heads of a key head (Dao et al. 2022, appendix B.2). dy: `[b*s, h*d]`.
 #[must_use]
 pub fn attention_backward(
     shape: &Attention,
@@ -281,7 +281,7 @@ pub fn attention_backward(
 
 /// `(a, b) = (a cos - b sin, b cos + a sin)` for channels a = i and b = i + d/2 of each head, by
 /// the angle `position theta^(-2i/d)` (Su et al. 2021, eq. 34, in the half-split order of NeoX).
-/// x: [t, width], positions: [t].
+/// x: `[t, width]`, positions: `[t]`.
 #[must_use]
 pub fn rotary(rotary: &Rotary, positions: &[i32], x: &[f64], width: usize) -> Vec<f64> {
     let (d, half) = (rotary.head_dim, rotary.head_dim / 2);
@@ -305,8 +305,8 @@ fn row_of(id: i32, first: usize, rows: usize) -> Option<usize> {
     usize::try_from(id).ok()?.checked_sub(first).filter(|row| *row < rows)
 }
 
-/// `y[i, :] = table[ids[i] - first, :]` or `+=`, where the table has that row. ids: [t],
-/// table: [v, c], y: [t, c].
+/// `y[i, :] = table[ids[i] - first, :]` or `+=`, where the table has that row. ids: `[t]`,
+/// table: `[v, c]`, y: `[t, c]`.
 pub fn embedding(ids: &[i32], table: &[f64], first: usize, c: usize, y: &mut [f64], write: Write) {
     for (i, id) in ids.iter().enumerate() {
         let Some(row) = row_of(*id, first, table.len() / c) else { continue };
@@ -317,8 +317,8 @@ pub fn embedding(ids: &[i32], table: &[f64], first: usize, c: usize, y: &mut [f6
     }
 }
 
-/// `dtable[ids[i] - first, :] += dy[i, :]`, where the table has that row. ids: [t], dy: [t, c],
-/// dtable: [v, c].
+/// `dtable[ids[i] - first, :] += dy[i, :]`, where the table has that row. ids: `[t]`, dy: `[t, c]`,
+/// dtable: `[v, c]`.
 pub fn embedding_backward(ids: &[i32], dy: &[f64], first: usize, c: usize, dtable: &mut [f64]) {
     for (i, id) in ids.iter().enumerate() {
         let Some(row) = row_of(*id, first, dtable.len() / c) else { continue };
@@ -330,7 +330,7 @@ pub fn embedding_backward(ids: &[i32], dy: &[f64], first: usize, c: usize, dtabl
 
 /// `m' = max(m, max of logits)`, `sum' = sum exp(m - m') + sum over j of exp(logit_j - m')`, and
 /// the target's logit if it is in this block (Milakov, Gimelshein 2018, algorithm 3).
-/// logits: [t, v_k], targets: [t], state: [t, 3], to begin with (-inf, 0, 0).
+/// logits: `[t, v_k]`, targets: `[t]`, state: `[t, 3]`, to begin with (-inf, 0, 0).
 pub fn loss_block(logits: &[f64], first: usize, targets: &[i32], state: &mut [f64]) {
     let classes = logits.len() / targets.len().max(1);
     for (i, target) in targets.iter().enumerate() {
@@ -348,7 +348,7 @@ pub fn loss_block(logits: &[f64], first: usize, targets: &[i32], state: &mut [f6
 }
 
 /// `lse = m + ln(sum)`, and the sum of `lse - target logit` over tokens whose target is not
-/// negative. state: [t, 3], targets: [t]. Returns (lse, loss).
+/// negative. state: `[t, 3]`, targets: `[t]`. Returns (lse, loss).
 #[must_use]
 pub fn loss_finish(state: &[f64], targets: &[i32]) -> (Vec<f64>, f64) {
     let (mut lse, mut loss) = (Vec::new(), 0.0);
@@ -361,7 +361,8 @@ pub fn loss_finish(state: &[f64], targets: &[i32]) -> (Vec<f64>, f64) {
 }
 
 /// `(exp(logit_j - lse) - [first + j == target]) scale`: the gradient of `scale` times
-/// [`loss_finish`]'s loss; zero where the target is negative. logits: [t, v_k], targets, lse: [t].
+/// [`loss_finish`]'s loss; zero where the target is negative.
+/// logits: `[t, v_k]`, targets, lse: `[t]`.
 #[must_use]
 pub fn loss_backward(
     logits: &[f64],

@@ -147,7 +147,8 @@ impl Region {
         self.slice(0..len)
     }
 
-    /// The same bytes read as another type of the same size: a travel buffer carries floats and ids.
+    /// The same bytes read as another type of the same size: a travel buffer carries floats and
+    /// ids.
     ///
     /// # Panics
     /// If the sizes of the types differ.
@@ -160,7 +161,9 @@ impl Region {
     /// Whether the two share a byte.
     #[must_use]
     pub const fn overlaps(&self, other: &Region) -> bool {
-        self.memory == other.memory
+        self.len > 0
+            && other.len > 0
+            && self.memory == other.memory
             && self.offset < other.offset + other.bytes()
             && other.offset < self.offset + self.bytes()
     }

@@ -30,7 +30,7 @@ fn main() {
         };
         let mut counting = Arena::counting();
         layout(&mut counting);
-        let mut arena = Arena::live(dev, &counting.plan());
+        let mut arena = Arena::live(dev, &counting.plan()).expect("little memory");
         let (weights, gradients, travel) = layout(&mut arena);
         comm.share(dev, arena.memory().expect("a live arena has memory"))?;
 

@@ -64,7 +64,8 @@ pub struct Traffic {
     /// ring, rounded down.
     pub collectives_bytes: u64,
     /// Time spent in [`Comm::finish`] and in collectives, copies included: the communication that
-    /// computing did not hide.
+    /// computing did not hide. (Waiting for room in [`Comm::start`] is not counted: a ring never
+    /// fills a mailbox.)
     pub exposed: Duration,
 }
 
@@ -165,7 +166,11 @@ impl Comm {
     ///
     /// # Panics
     /// If `into` is not as said.
-    pub fn start(
+    ///
+    /// # Safety
+    /// All ranks must keep to what "Lent regions" says of [`Comm`]: nobody writes to what another
+    /// rank may still read or write.
+    pub unsafe fn start(
         &self,
         dev: &dyn Device,
         tag: Tag,

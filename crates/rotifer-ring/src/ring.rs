@@ -13,8 +13,9 @@
 //! (Hops of weights forward, of weights backward, of gradients.)
 //!
 //! The overlapped form is the paper's out-of-place RTP: a hop travels while the shard is computed
-//! on. The in-place form blocks, and needs no spare shard. Handing over is what ranks that share an
-//! address space do; its extra gradient hop moves no byte.
+//! on, if the transport has someone to carry it (ranks as threads copy when a hop is finished). The
+//! in-place form blocks, and needs no spare shard. Handing over is what ranks that share an address
+//! space do; its extra gradient hop moves no byte.
 
 use std::cell::RefCell;
 
@@ -23,8 +24,8 @@ use rotifer_device::{Arena, Device, Dtype, Purpose, Region};
 use crate::schedule::{Cut, Pass};
 use crate::{Comm, Hop, HopMode, Lane, Result, Tag};
 
-/// Elements of the chunk that shards pass through in the in-place form: 64 KiB, large enough to hide
-/// a message's fixed cost, small enough not to count.
+/// Elements of the chunk that shards pass through in the in-place form: 64 KiB, large enough to
+/// hide a message's fixed cost, small enough not to count.
 const CHUNK: usize = 16 * 1024;
 
 /// The largest things that will travel, in elements. Collected while a model is built.
@@ -121,7 +122,8 @@ pub struct Tour {
     pub bring_back: bool,
 }
 
-/// A rank's ring: its communicator, its travel buffers, and a gradient that may still be on its way.
+/// A rank's ring: its communicator, its travel buffers, and a gradient that may still be on its
+/// way.
 #[derive(Debug)]
 pub struct Ring {
     comm: Comm,
@@ -219,23 +221,27 @@ impl Ring {
             let early =
                 if self.overlap { self.weights_on(dev, shards, step, weights)? } else { None };
             data(k, weights);
+            if step == 0 {
+                // The last gradient has travelled behind `data`. It may be this very unit's, whose
+                // home `add` is about to write, and it holds the spares that this pass needs.
+                self.settle(dev)?;
+            }
             let gradient = match on_its_way.take() {
-                Some(hop) => self.comm.finish(dev, hop)?,
+                Some(hop) => self.arrive(dev, hop)?,
                 None if step == 0 => shards.gradients.first(shards.len(k)),
-                None => self.fresh_gradient(dev, step, shards.len(k))?,
+                None => self.fresh_gradient(dev, step, shards.len(k)),
             };
             add(k, weights, gradient);
             if world > 1 && step >= first_hop {
-                self.settle(dev)?;
                 let tag = tag(shards.unit, Pass::Backward, step, Lane::Gradients);
                 let next = shards.len(Pass::Backward.shard(rank, step + 1, world));
                 let into = self.spare(Lane::Gradients, step + 1, next);
-                on_its_way = Some(self.comm.start(dev, tag, gradient, next, into)?);
+                on_its_way = Some(self.depart(dev, tag, gradient, next, into)?);
             }
             let late =
                 if self.overlap { None } else { self.weights_on(dev, shards, step, weights)? };
             weights = match early.or(late) {
-                Some(hop) => self.comm.finish(dev, hop)?,
+                Some(hop) => self.arrive(dev, hop)?,
                 None => Region::empty(Dtype::F32),
             };
         }
@@ -260,17 +266,15 @@ impl Ring {
         }
         let tag = tag(shards.unit, Pass::Backward, step, Lane::Weights);
         let next = shards.len(Pass::Backward.shard(rank, step + 1, world));
-        self.comm.start(dev, tag, held, next, self.spare(Lane::Weights, step, next)).map(Some)
+        self.depart(dev, tag, held, next, self.spare(Lane::Weights, step, next)).map(Some)
     }
 
     /// Where the overlapped form begins the sum of a shard's gradient: a spare, zeroed.
-    fn fresh_gradient(&self, dev: &dyn Device, step: usize, len: usize) -> Result<Region> {
-        // The gradient still travelling from the pass before uses the spares too.
-        self.settle(dev)?;
+    fn fresh_gradient(&self, dev: &dyn Device, step: usize, len: usize) -> Region {
         let fresh = self.spare(Lane::Gradients, step, len);
         let fresh = fresh.expect("a gradient that is handed over is never begun away from home");
         dev.fill(fresh, 0.0);
-        Ok(fresh)
+        fresh
     }
 
     /// Waits until the last gradient that is still travelling is home.
@@ -281,7 +285,7 @@ impl Ring {
         let Some(Homecoming { hop, add_to }) = self.homecoming.borrow_mut().take() else {
             return Ok(());
         };
-        let arrived = self.comm.finish(dev, hop)?;
+        let arrived = self.arrive(dev, hop)?;
         if let Some(home) = add_to {
             dev.add(arrived, home);
         }
@@ -332,11 +336,11 @@ impl Ring {
                 Some((_, rows)) => Some(rows.first(next * tour.width)),
                 None => self.spare(Lane::Gradients, step, next * tour.width),
             };
-            let hop_ids = self.comm.start(dev, tag(Lane::Weights), ids, next, into_ids)?;
+            let hop_ids = self.depart(dev, tag(Lane::Weights), ids, next, into_ids)?;
             let n = next * tour.width;
-            let hop_rows = self.comm.start(dev, tag(Lane::Gradients), rows, n, into_rows)?;
-            ids = self.comm.finish(dev, hop_ids)?;
-            rows = self.comm.finish(dev, hop_rows)?;
+            let hop_rows = self.depart(dev, tag(Lane::Gradients), rows, n, into_rows)?;
+            ids = self.arrive(dev, hop_ids)?;
+            rows = self.arrive(dev, hop_rows)?;
         }
         Ok(())
     }
@@ -352,14 +356,38 @@ impl Ring {
     ) -> Result<Region> {
         let into = self.spare(tag.lane, tag.step as usize, next);
         if self.overlap {
-            let hop = self.comm.start(dev, tag, held, next, into)?;
+            let hop = self.depart(dev, tag, held, next, into)?;
             work();
-            self.comm.finish(dev, hop)
+            self.arrive(dev, hop)
         } else {
             work();
-            let hop = self.comm.start(dev, tag, held, next, into)?;
-            self.comm.finish(dev, hop)
+            let hop = self.depart(dev, tag, held, next, into)?;
+            self.arrive(dev, hop)
         }
+    }
+
+    /// Starts a hop.
+    fn depart(
+        &self,
+        dev: &dyn Device,
+        tag: Tag,
+        send: Region,
+        expect: usize,
+        into: Option<Region>,
+    ) -> Result<Hop> {
+        // SAFETY: what may be done with a region that has been handed over. Weights and the slices
+        // of a backward tour are only read on their way; their home writes them again after a
+        // gradient of the same step, or the slice itself, has come back, which it does last. A
+        // gradient or the rows of a forward tour belong to the rank that holds the handle, and a
+        // rank that has sent one on does not touch it before it returns: `backward` settles before
+        // it adds to a home. Copies are taken before `arrive` returns, and until then the sender
+        // only reads.
+        unsafe { self.comm.start(dev, tag, send, expect, into) }
+    }
+
+    /// Ends a hop: what arrived, and the promise that what was copied from us has been taken.
+    fn arrive(&self, dev: &dyn Device, hop: Hop) -> Result<Region> {
+        self.comm.finish(dev, hop)
     }
 
     /// Of the two spares of a lane, the one that a hop of this step may fill.
@@ -415,8 +443,8 @@ impl Ring {
             let end = at + chunk.len();
             let out = slot.slice(at.min(have)..end.min(have));
             let into = chunk.first(end.min(next) - at.min(next));
-            let hop = self.comm.start(dev, tag, out, into.len(), Some(into))?;
-            let arrived = self.comm.finish(dev, hop)?;
+            let hop = self.depart(dev, tag, out, into.len(), Some(into))?;
+            let arrived = self.arrive(dev, hop)?;
             dev.copy(arrived, slot.slice(at.min(next)..end.min(next)));
         }
         Ok(())

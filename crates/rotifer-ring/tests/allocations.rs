@@ -5,7 +5,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use common::{MODES, PASSES, on_ranks, regions, tag};
+use common::{MODES, PASSES, on_ranks, regions, start, tag};
 use rotifer_device::Dtype;
 use rotifer_ring::{HopMode, Lane};
 
@@ -44,7 +44,7 @@ fn hops_and_collectives_allocate_nothing_3_ranks() {
                 let before = NUM_ALLOCATIONS.get();
                 for pass in PASSES {
                     let into = (mode == HopMode::Copy).then_some(spare);
-                    let hop = comm.start(dev, tag(pass, step, Lane::Weights), x, 64, into)?;
+                    let hop = start(comm, dev, tag(pass, step, Lane::Weights), x, 64, into)?;
                     comm.finish(dev, hop)?;
                 }
                 comm.all_gather(dev, x, all)?;

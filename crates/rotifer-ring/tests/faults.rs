@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use common::{PATIENT, on_ranks_within, options, regions, tag};
+use common::{PATIENT, on_ranks_within, options, regions, start, tag};
 use rotifer_device::{CpuDevice, Device, Dtype};
 use rotifer_ring::launch::{self, Failure, Options};
 use rotifer_ring::schedule::Pass;
@@ -23,7 +23,7 @@ fn names() -> Vec<String> {
 fn hop(comm: &Comm, dev: &dyn Device, tag: Tag) -> Result<()> {
     let [send, spare] = regions(comm, dev, Dtype::F32, [4, 4])?;
     let into = (comm.hop_mode() == HopMode::Copy).then_some(spare);
-    let hop = comm.start(dev, tag, send, 4, into)?;
+    let hop = start(comm, dev, tag, send, 4, into)?;
     comm.finish(dev, hop).map(|_| ())
 }
 
@@ -136,7 +136,7 @@ fn a_rank_that_skips_a_unit_is_a_mismatch_3_ranks() {
         let [x] = regions(comm, dev, Dtype::F32, [4])?;
         for unit in usize::from(comm.rank() == 1)..3 {
             let tag = Tag { unit: unit as u32, ..tag(Pass::Backward, 2, Lane::Gradients) };
-            let hop = comm.start(dev, tag, x, 4, None)?;
+            let hop = start(comm, dev, tag, x, 4, None)?;
             comm.finish(dev, hop)?;
         }
         comm.barrier()
@@ -151,7 +151,7 @@ fn a_shard_of_another_size_is_named_4_ranks() {
             let [send, spare] = regions(comm, dev, Dtype::F32, [5, 4])?;
             let send = send.first(if comm.rank() == 2 { 5 } else { 4 });
             let into = (mode == HopMode::Copy).then_some(spare);
-            let hop = comm.start(dev, MLP, send, 4, into)?;
+            let hop = start(comm, dev, MLP, send, 4, into)?;
             comm.finish(dev, hop)?;
             comm.barrier()
         });
@@ -204,7 +204,7 @@ fn a_rank_that_ends_early_is_not_waited_for_2_ranks() {
                 (0, _) => Ok(()),
                 (_, true) => comm.barrier(),
                 (_, false) => {
-                    let hop = comm.start(dev, MLP, x, 4, None)?;
+                    let hop = start(comm, dev, MLP, x, 4, None)?;
                     comm.finish(dev, hop).map(|_| ())
                 }
             }
@@ -293,7 +293,7 @@ fn a_rank_that_computes_is_stopped_at_its_next_call_2_ranks() {
             return Err(Trouble::Data);
         }
         sleep(SHORT);
-        let error = comm.start(dev, MLP, x, 4, None).expect_err("rank 1 has failed");
+        let error = start(&comm, dev, MLP, x, 4, None).expect_err("rank 1 has failed");
         assert!(error.is_consequence(), "{error}");
         Ok(())
     });
@@ -307,7 +307,7 @@ fn memory_outlives_the_rank_that_shared_it_2_ranks() {
         let dev = &CpuDevice::new(1);
         let [x] = regions(&comm, dev, Dtype::F32, [1 << 16])?;
         dev.fill(x, 1.0 + comm.rank() as f32);
-        let hop = comm.start(dev, MLP, x, 1 << 16, None)?;
+        let hop = start(&comm, dev, MLP, x, 1 << 16, None)?;
         let arrived = comm.finish(dev, hop)?;
         if comm.rank() == 0 {
             return Ok(0.0);

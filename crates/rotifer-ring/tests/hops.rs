@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LANES, MODES, PASSES, on_ranks, read_f32, regions, tag};
+use common::{LANES, MODES, PASSES, on_ranks, read_f32, regions, start, tag};
 use rotifer_device::{CpuDevice, Dtype, Region};
 use rotifer_ring::schedule::{Pass, part};
 use rotifer_ring::{Comm, HopMode, Lane};
@@ -36,7 +36,7 @@ fn check_round(world: usize) {
                 let next = part(rows, world, pass.shard(rank, step + 1, world)).len();
                 let spare = if step % 2 == 0 { even } else { odd };
                 let into = into(comm, spare.first(next));
-                let hop = comm.start(dev, tag(pass, step, Lane::Weights), held, next, into)?;
+                let hop = start(comm, dev, tag(pass, step, Lane::Weights), held, next, into)?;
                 held = comm.finish(dev, hop)?;
             }
             assert_eq!(read_f32(dev, held), own, "a full round ends at home");
@@ -91,7 +91,7 @@ fn check_in_flight(world: usize) {
                 for (i, (pass, lane)) in channels.clone().cycle().take(8).enumerate() {
                     let into = into(comm, spare.slice(i..i + 1));
                     let out = send.slice(i..i + 1);
-                    hops.push((i, pass, comm.start(dev, tag(pass, round, lane), out, 1, into)?));
+                    hops.push((i, pass, start(comm, dev, tag(pass, round, lane), out, 1, into)?));
                 }
                 // Later channels first; within a channel, in the order of starting.
                 hops.sort_by_key(|&(i, ..)| (std::cmp::Reverse(i % 4), i));
@@ -140,7 +140,7 @@ fn a_copied_region_is_free_after_finish_3_ranks() {
         for step in 0..200 {
             dev.fill(send, (step * 3 + rank) as f32);
             let tag = tag(Pass::Backward, step, Lane::Gradients);
-            let hop = comm.start(dev, tag, send, 1000, Some(spare))?;
+            let hop = start(comm, dev, tag, send, 1000, Some(spare))?;
             let arrived = comm.finish(dev, hop)?;
             dev.fill(send, -1.0);
             let expected = (step * 3 + (rank + 1) % 3) as f32;
@@ -154,7 +154,7 @@ fn a_copied_region_is_free_after_finish_3_ranks() {
 fn a_rank_alone_gets_back_what_it_sends() {
     let (comm, dev) = (Comm::alone(), &CpuDevice::new(1));
     let [x] = regions(&comm, dev, Dtype::F32, [3]).unwrap();
-    let hop = comm.start(dev, tag(Pass::Forward, 0, Lane::Weights), x, 3, None).unwrap();
+    let hop = start(&comm, dev, tag(Pass::Forward, 0, Lane::Weights), x, 3, None).unwrap();
     assert_eq!(comm.finish(dev, hop).unwrap(), x);
     assert_eq!((comm.rank(), comm.world(), comm.hop_mode()), (0, 1, HopMode::HandOver));
 }

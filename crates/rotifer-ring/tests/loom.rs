@@ -40,7 +40,7 @@ fn explore(world: usize, preemptions: usize, f: fn(&Numbers, usize)) {
 fn hop(office: &Numbers, rank: usize, world: usize, channel: usize, sequence: u64) {
     let (to, from) = ((rank + 1) % world, (rank + world - 1) % world);
     let message = |rank: usize| sequence * 10 + rank as u64;
-    office.send(to, channel, message(rank), FOREVER).unwrap();
+    office.send(rank, to, channel, message(rank), FOREVER).unwrap();
     let got = office.receive(rank, from, channel, FOREVER, |_| false).unwrap();
     assert_eq!(got, message(from));
     office.acknowledge(from, channel, sequence);
@@ -66,7 +66,7 @@ fn a_full_channel_holds_its_sender_and_keeps_order_2_ranks() {
     explore(2, 2, |office, rank| {
         let messages = 0..NUM_SLOTS as u64 + 2;
         if rank == 0 {
-            messages.for_each(|m| office.send(1, 2, m, FOREVER).unwrap());
+            messages.for_each(|m| office.send(0, 1, 2, m, FOREVER).unwrap());
         } else {
             messages.for_each(|m| assert_eq!(office.receive(1, 0, 2, FOREVER, |_| false), Ok(m)));
         }
@@ -77,8 +77,8 @@ fn a_full_channel_holds_its_sender_and_keeps_order_2_ranks() {
 fn a_stray_message_is_found_while_waiting_2_ranks() {
     explore(2, 3, |office, rank| {
         if rank == 0 {
-            office.send(1, 0, 6, FOREVER).unwrap();
-            office.send(1, 3, 7, FOREVER).unwrap();
+            office.send(0, 1, 0, 6, FOREVER).unwrap();
+            office.send(0, 1, 3, 7, FOREVER).unwrap();
         } else {
             assert_eq!(office.receive(1, 0, 1, FOREVER, |&m| m == 7), Ok(7));
         }
@@ -90,7 +90,7 @@ fn a_failure_ends_every_wait_3_ranks() {
     explore(3, 2, |office, rank| {
         let waited = match rank {
             0 => office.receive(0, 2, 0, FOREVER, |_| false).map(|_| ()),
-            1 => office.all_here(office.come(1, 0), FOREVER),
+            1 => office.all_here(1, office.come(1, 0), FOREVER),
             _ => return office.fail(),
         };
         assert_eq!(waited, Err(Interrupt::Stopped));
@@ -101,7 +101,7 @@ fn a_failure_ends_every_wait_3_ranks() {
 fn a_failure_ends_the_wait_for_an_acknowledgement_2_ranks() {
     explore(2, 3, |office, rank| {
         if rank == 0 {
-            office.send(1, 0, 5, FOREVER).unwrap_or_else(|e| assert_eq!(e, Interrupt::Stopped));
+            office.send(0, 1, 0, 5, FOREVER).unwrap_or_else(|e| assert_eq!(e, Interrupt::Stopped));
             assert_eq!(office.acknowledged(0, 1, 0, 1, FOREVER), Err(Interrupt::Stopped));
         } else {
             office.fail();
@@ -114,14 +114,14 @@ fn a_failure_ends_the_wait_for_an_acknowledgement_2_ranks() {
 fn a_rank_that_ended_is_not_waited_for_2_ranks() {
     explore(2, 3, |office, rank| {
         if rank == 0 {
-            office.send(1, 0, 5, FOREVER).unwrap();
+            office.send(0, 1, 0, 5, FOREVER).unwrap();
             office.come(0, 0);
             office.end(0);
         } else {
             assert_eq!(office.receive(1, 0, 0, FOREVER, |_| false), Ok(5));
             assert_eq!(office.receive(1, 0, 0, FOREVER, |_| false), Err(Interrupt::Ended(0)));
-            assert_eq!(office.all_here(office.come(1, 0), FOREVER), Ok(()));
-            assert_eq!(office.all_here(office.come(1, 0), FOREVER), Err(Interrupt::Ended(0)));
+            assert_eq!(office.all_here(1, office.come(1, 0), FOREVER), Ok(()));
+            assert_eq!(office.all_here(1, office.come(1, 0), FOREVER), Err(Interrupt::Ended(0)));
         }
     });
 }
@@ -132,7 +132,7 @@ fn rounds(office: &Numbers, rank: usize, world: usize, num_rounds: u64) {
     for expected in 1..=num_rounds {
         let round = office.come(rank, expected * 10 + rank as u64);
         assert_eq!(round, expected);
-        office.all_here(round, FOREVER).unwrap();
+        office.all_here(rank, round, FOREVER).unwrap();
         for other in 0..world {
             assert_eq!(office.post(round, other), expected * 10 + other as u64);
         }

@@ -1,11 +1,11 @@
 //! From a model's structure to its memory: units, replicated parameters, activations, scratch.
 //!
-//! A model is built twice by the same code: once on an arena that only counts, which also learns how
-//! many replicated parameters there are and how much travels, then on the live one.
+//! A model is built twice by the same code: once on an arena that only counts, which also learns
+//! how many replicated parameters there are and how much travels, then on the live one.
 
-use rotifer_device::{Arena, Dtype, MemoryPlan, Purpose, Region};
+use rotifer_device::{Arena, Dtype, Purpose, Region};
 use rotifer_ring::schedule::Cut;
-use rotifer_ring::{Comm, Shards, TravelNeed};
+use rotifer_ring::{Comm, HopMode, Shards, TravelNeed};
 
 use crate::error::{Error, Result};
 use crate::params::{Init, Layout, Param, Piece};
@@ -25,8 +25,8 @@ pub struct BuildOptions {
     pub logits_rows: usize,
     /// Bound of one travelling shard; units whose shards are larger rotate in groups.
     pub travel_bytes_max: usize,
-    /// Whether batches come with document numbers.
-    pub documents: bool,
+    /// Whether hops run beside products.
+    pub overlap: bool,
 }
 
 /// One weight tensor of a unit: `rows x width`, cut along the rows with all others of its unit.
@@ -104,6 +104,7 @@ pub struct Builder<'a> {
     options: BuildOptions,
     rank: usize,
     world: usize,
+    hop_mode: HopMode,
     need: TravelNeed,
     units: Vec<(UnitSpec, Unit)>,
     params: Vec<Param>,
@@ -112,8 +113,8 @@ pub struct Builder<'a> {
     replicated: Replicated,
 }
 
-/// The parameters that every rank has whole (norms, sum-type biases): one region for all of them, so
-/// that one all-reduce a step sums their gradients.
+/// The parameters that every rank has whole (norms, sum-type biases): one region for all of them,
+/// so that one all-reduce a step sums their gradients.
 #[derive(Debug)]
 struct Replicated {
     weights: Region,
@@ -155,6 +156,7 @@ impl<'a> Builder<'a> {
             options,
             rank: comm.rank(),
             world: comm.world(),
+            hop_mode: comm.hop_mode(),
             need: TravelNeed::default(),
             units: Vec::new(),
             params: Vec::new(),
@@ -189,9 +191,6 @@ impl<'a> Builder<'a> {
     }
 
     /// Runs `f` in a scratch scope of its own.
-    ///
-    /// # Errors
-    /// What `f` returns.
     pub fn scope<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
         let scope = self.arena.open_scope();
         let result = f(self);
@@ -199,8 +198,8 @@ impl<'a> Builder<'a> {
         result
     }
 
-    /// What forward keeps for backward. A model that never runs backward needs it no longer than the
-    /// layer's call.
+    /// What forward keeps for backward. A model that never runs backward needs it no longer than
+    /// the layer's call.
     pub fn kept(&mut self, dtype: Dtype, len: usize) -> Region {
         if self.options.train {
             self.arena.take(Purpose::Activations, dtype, len)
@@ -219,24 +218,32 @@ impl<'a> Builder<'a> {
         self.arena.scratch(dtype, len)
     }
 
-    /// Makes room on the ring for slices of `ids` token ids and `elements` of rows.
-    pub fn travels(&mut self, ids: usize, elements: usize) {
-        self.need.include(ids, elements);
+    /// Makes room on the ring for a tour of every rank's tokens and one row of `width` elements for
+    /// each. Returns the number of blocks that the tokens tour in, one after the other: as many as
+    /// the bound of what travels asks for, but one if nothing spare is needed.
+    pub fn tour_blocks(&mut self, width: usize) -> usize {
+        let tokens = self.tokens_max();
+        if self.world == 1 || self.hop_mode == HopMode::HandOver || !self.options.overlap {
+            self.need.include(tokens, tokens * width);
+            return 1;
+        }
+        let block = (self.options.travel_bytes_max / (4 * width.max(1))).clamp(1, tokens.max(1));
+        let blocks = tokens.div_ceil(block).max(1);
+        self.need.include(tokens.div_ceil(blocks), tokens.div_ceil(blocks) * width);
+        blocks
     }
 
-    /// This rank's part of a unit. Layers that name the same unit share it: one shard, one gradient,
-    /// one optimiser state (a tied embedding).
+    /// This rank's part of a unit. Layers that name the same unit share it: one shard, one
+    /// gradient, one optimiser state (a tied embedding).
     ///
     /// # Errors
     /// If a unit of that name exists with other tensors or another number of rows.
     pub fn unit(&mut self, spec: UnitSpec) -> Result<Unit> {
         if let Some((known, unit)) = self.units.iter().find(|(known, _)| known.name == spec.name) {
             if known.rows != spec.rows || known.tensors != spec.tensors {
-                return Err(Error::UnitMismatch {
-                    unit: spec.name,
-                    rows: [known.rows, spec.rows],
-                    tensors: [known.tensors.len(), spec.tensors.len()],
-                });
+                let [first, second] =
+                    [known, &spec].map(|s| format!("{} x {:?}", s.rows, s.tensors));
+                return Err(Error::UnitMismatch { unit: spec.name, first, second });
             }
             // How a shared unit is cut was decided by its first user; what its backward reads is
             // each user's own.
@@ -264,12 +271,21 @@ impl<'a> Builder<'a> {
         let number = u32::try_from(self.units.len()).expect("fewer than 2^32 units");
         let backward_reads_weights = spec.backward_reads_weights;
         let unit = Unit { number, cut, width, backward_reads_weights, homes };
-        self.add_params(&spec, &unit, &states);
+        self.add_params(&spec, &unit, &states)?;
         self.units.push((spec, unit.clone()));
         Ok(unit)
     }
 
-    fn add_params(&mut self, spec: &UnitSpec, unit: &Unit, states: &[Vec<Region>]) {
+    /// Adds a parameter, whose name must be new: it is a key in files.
+    fn add(&mut self, param: Param) -> Result<()> {
+        if self.params.iter().any(|known| known.name == param.name) {
+            return Err(Error::SameName { tensor: param.name });
+        }
+        self.params.push(param);
+        Ok(())
+    }
+
+    fn add_params(&mut self, spec: &UnitSpec, unit: &Unit, states: &[Vec<Region>]) -> Result<()> {
         let mut before = 0;
         for tensor in &spec.tensors {
             let pieces =
@@ -285,7 +301,8 @@ impl<'a> Builder<'a> {
                         states: states.iter().copied().map(part).collect(),
                     }
                 });
-            self.params.push(Param {
+            let pieces = pieces.collect();
+            self.add(Param {
                 name: tensor.name.clone(),
                 rows: spec.rows,
                 width: tensor.width,
@@ -293,21 +310,25 @@ impl<'a> Builder<'a> {
                 init: tensor.init,
                 decay: tensor.decay,
                 replicated: false,
-                pieces: pieces.collect(),
-            });
+                pieces,
+            })?;
             before += tensor.width;
         }
+        Ok(())
     }
 
     /// A small parameter of `len` elements that every rank has whole; never decayed. Returns its
     /// weights and gradients.
-    pub fn replicated(&mut self, name: String, len: usize, init: Init) -> (Region, Region) {
+    ///
+    /// # Errors
+    /// If the model has a parameter of that name already.
+    pub fn replicated(&mut self, name: String, len: usize, init: Init) -> Result<(Region, Region)> {
         let range = self.replicated.used..self.replicated.used + len;
         self.replicated.used = range.end;
         let part = |r: Region| if r.is_empty() { r } else { r.slice(range.clone()) };
         let (weights, gradients) = (part(self.replicated.weights), part(self.replicated.gradients));
         let states = self.replicated.states.iter().copied().map(part).collect();
-        self.params.push(Param {
+        self.add(Param {
             name,
             rows: len,
             width: 1,
@@ -316,8 +337,8 @@ impl<'a> Builder<'a> {
             decay: false,
             replicated: true,
             pieces: vec![Piece { rows: 0..len, weights, gradients, states }],
-        });
-        (weights, gradients)
+        })?;
+        Ok((weights, gradients))
     }
 
     /// Ends the build.
@@ -334,12 +355,6 @@ impl<'a> Builder<'a> {
             need: self.need,
             replicated_len: self.replicated.used,
         }
-    }
-
-    /// Bytes asked for so far.
-    #[must_use]
-    pub const fn plan(&self) -> MemoryPlan {
-        self.arena.plan()
     }
 }
 

@@ -1,5 +1,6 @@
-//! Weights in a safetensors file with Hugging Face names. Files know no N: each rank writes and reads
-//! its own bytes of every tensor at their place in the file, through one buffer of fixed size.
+//! Weights in a safetensors file with Hugging Face names. Files know no N: each rank writes and
+//! reads its own bytes of every tensor at their place in the file, through one buffer of fixed
+//! size.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -13,12 +14,13 @@ use rotifer_device::{Device, Region};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
-use crate::models::{HfConfig, Model};
+use crate::models::{Gpt2, Model};
 use crate::params::{Layout, Param, Piece};
 use crate::train::Trainer;
 
-/// Elements of the buffer between device and file: 4 MiB.
-const BUFFER: usize = 1 << 20;
+/// Elements that are between device and file at once. Half of the buffer has them as numbers, the
+/// other half as the file's bytes: 4 MiB in all.
+const BUFFER: usize = 1 << 19;
 
 /// Longest header that is believed; safetensors' own limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -29,20 +31,20 @@ pub const WEIGHTS: &str = "model.safetensors";
 /// Name of the model's description in a folder.
 pub const CONFIG: &str = "config.json";
 
-/// Writes `model.safetensors` and `config.json` into `folder`, which all ranks see. Every rank calls
-/// this. The weights get their final name when all ranks have written theirs and the file is on disk.
+/// Writes `model.safetensors` into `folder`, which all ranks see. Every rank calls this. The file
+/// gets its name when all ranks have written their parts and it is on disk. ([`HfConfig::write`]
+/// writes the description beside it.)
+///
+/// [`HfConfig::write`]: crate::models::HfConfig::write
 ///
 /// # Errors
 /// If the folder cannot be written, or a rank fails.
-pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path, config: &HfConfig) -> Result<()> {
+pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
     let comm = trainer.comm();
     let partial = folder.join(format!("{WEIGHTS}.partial"));
     let places = places(trainer.params());
     if comm.rank() == 0 {
         std::fs::create_dir_all(folder).map_err(io("create folder", folder))?;
-        let text = serde_json::to_string_pretty(config).expect("a plain struct is always JSON");
-        let path = folder.join(CONFIG);
-        std::fs::write(&path, text + "\n").map_err(io("write", &path))?;
         let file = File::create(&partial).map_err(io("create", &partial))?;
         file.write_all_at(&places.header, 0).map_err(io("write", &partial))?;
         file.set_len(places.bytes).map_err(io("write", &partial))?;
@@ -69,6 +71,28 @@ pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path, config: &HfConfig
     Ok(())
 }
 
+/// Refuses a folder whose weights are fewer bytes than the matrices of `model`, before memory is
+/// taken for it: sizes in a description cost nothing to write.
+pub(crate) fn require_bytes(folder: &Path, model: &Gpt2) -> Result<()> {
+    let path = folder.join(WEIGHTS);
+    let bytes = std::fs::metadata(&path).map_err(io("open", &path))?.len();
+    let Gpt2 { vocab_size, context, width, layers, mlp_width, .. } = *model;
+    // Floats, as a product of sizes need not fit an integer.
+    let [v, p, c, l, f] = [vocab_size, context, width, layers, mlp_width].map(|n| n as f64);
+    let least = 4.0 * ((v + p) * c + l * (4.0 * c * c + 2.0 * c * f));
+    let what = if [v, p, c, l, f].contains(&0.0) {
+        format!("belongs to a {CONFIG} with a size of 0")
+    } else if least > bytes as f64 {
+        format!(
+            "has {bytes} bytes, but the sizes in {CONFIG} need at least {least}: the file is \
+             cut short or belongs to another model"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::Checkpoint { path, what })
+}
+
 /// Reads the weights of `folder` into the model: each rank its own bytes.
 ///
 /// # Errors
@@ -77,6 +101,7 @@ pub fn load<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
     let path = folder.join(WEIGHTS);
     let mut file = RankFile::open(trainer.device(), &path, false)?;
     let found = file.tensors()?;
+    // No other rank reads this one's weights now: see `Trainer::params`.
     for param in trainer.params() {
         let bad = |what| Error::Checkpoint { path: path.clone(), what };
         let Some((info, start)) = found.get(&param.name) else {
@@ -144,7 +169,7 @@ struct RankFile<'a> {
 
 /// Rows of a piece that fit the buffer, and where they belong in the file.
 struct Run {
-    /// [rows, width]
+    /// `[rows, width]`
     region: Region,
     rows: usize,
     width: usize,
@@ -170,7 +195,9 @@ impl<'a> RankFile<'a> {
     fn open(dev: &'a dyn Device, path: &Path, write: bool) -> Result<RankFile<'a>> {
         let file = OpenOptions::new().read(true).write(write).open(path);
         let file = file.map_err(io("open", path))?;
-        Ok(RankFile { dev, file, path: path.into(), values: Vec::new(), bytes: Vec::new() })
+        // At full size from the start: growing would hold an old and a new buffer at once.
+        let (values, bytes) = (Vec::with_capacity(BUFFER), Vec::with_capacity(4 * BUFFER));
+        Ok(RankFile { dev, file, path: path.into(), values, bytes })
     }
 
     /// Name, shape and start of every tensor of the file.

@@ -23,12 +23,16 @@ pub enum Error {
     /// The operating system refused a rank's threads.
     #[error(transparent)]
     Threads(#[from] rotifer_device::ThreadsError),
+    /// A rank needs more memory than there is.
+    #[error(transparent)]
+    OutOfMemory(#[from] rotifer_device::OutOfMemory),
     /// A rank failed; the first to do so.
     #[error(transparent)]
     Rank(Box<rotifer_ring::launch::Failure<Error>>),
     /// A layer got an input of another width than it was made for.
     #[error(
-        "layer {layer} takes {expected} columns, but its input has {got}; change one of the two widths"
+        "layer {layer} takes {expected} columns, but its input has {got}; change one of the two \
+         widths"
     )]
     Width {
         /// Name of the layer.
@@ -39,17 +43,20 @@ pub enum Error {
         got: usize,
     },
     /// Two layers share a unit but do not agree on it.
-    #[error(
-        "unit {unit} is shared by layers that disagree: {} and {} rows, {} and {} tensors",
-        rows[0], rows[1], tensors[0], tensors[1]
-    )]
+    #[error("unit {unit} is shared by layers that disagree: one wants {first}, another {second}")]
     UnitMismatch {
         /// Name of the unit.
         unit: String,
-        /// Rows that each wants.
-        rows: [usize; 2],
-        /// Number of tensors that each wants.
-        tensors: [usize; 2],
+        /// Rows and tensors that the first one wants.
+        first: String,
+        /// Rows and tensors that the other wants.
+        second: String,
+    },
+    /// Two parameters of one name.
+    #[error("two parameters of the model are named {tensor}; give the layers different names")]
+    SameName {
+        /// The name.
+        tensor: String,
     },
     /// A shape that the model cannot have.
     #[error("{what}")]
@@ -60,7 +67,8 @@ pub enum Error {
     /// A loss or gradient norm that is not a number.
     #[error(
         "step {step}: the {what} is {value}; no weight was changed by this step. \
-         Lower the learning rate, clip the gradient (train.clip_norm) or look at the data of this step"
+         Lower the learning rate, clip the gradient (train.clip_norm) or look at the data of this \
+         step"
     )]
     NotFinite {
         /// Number of the step, from 0.

@@ -39,8 +39,8 @@ impl Sampling {
         Err(Error::Shape { what })
     }
 
-    /// The token chosen from `logits`, for the token at `position` of row `row`: a function of these
-    /// and the seed, so it is the same on any number of ranks.
+    /// The token chosen from `logits`, for the token at `position` of row `row`: a function of
+    /// these and the seed, so it is the same on any number of ranks.
     #[must_use]
     pub fn choose(&self, logits: &[f32], row: u64, position: u64) -> i32 {
         let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
@@ -73,8 +73,8 @@ impl Sampling {
     }
 }
 
-/// Continues every prompt. Each rank works on its slice of the prompts and learns the tokens of all:
-/// `on_token(row, token)` is called on every rank, in the same order. A text longer than the
+/// Continues every prompt. Each rank works on its slice of the prompts and learns the tokens of
+/// all: `on_token(row, token)` is called on every rank, in the same order. A text longer than the
 /// context goes on from its last `seq` tokens. Returns the prompts with what was added.
 ///
 /// # Errors
@@ -124,7 +124,9 @@ fn check_prompts<M: Model>(trainer: &Trainer<'_, M>, prompts: &[Vec<i32>]) -> Re
     let most = trainer.options().logits_rows * trainer.comm().world();
     let classes = trainer.classes();
     let unknown = prompts.iter().flatten().find(|t| !(0..classes as i64).contains(&i64::from(**t)));
-    let what = if prompts.len() > most {
+    let what = if prompts.is_empty() {
+        "there is no prompt to continue".into()
+    } else if prompts.len() > most {
         format!("{} prompts are more than the {most} that the model was built for", prompts.len())
     } else if prompts.iter().any(Vec::is_empty) {
         "a prompt must have at least one token".into()

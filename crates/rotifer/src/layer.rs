@@ -7,31 +7,32 @@ use crate::build::Builder;
 use crate::error::Result;
 use crate::hash::mix;
 
-/// A layer of one rank: a function of its slice of the batch, x: [t, c] to y: [t, o], and that
+/// A layer of one rank: a function of its slice of the batch, x: `[t, c]` to y: `[t, o]`, and that
 /// function's backward. Where its weights are is the business of a strategy.
 ///
 /// Backward order is the algorithm, so there is no graph: a primitive layer writes both passes by
-/// hand, and combinators ([`Seq`](crate::layers::Seq), [`Residual`](crate::layers::Residual)) derive
-/// theirs from their parts.
+/// hand, and combinators ([`Seq`](crate::layers::Seq), [`Residual`](crate::layers::Residual))
+/// derive theirs from their parts.
 pub trait Layer {
     /// Columns of y, given those of x.
     fn width_out(&self, width_in: usize) -> usize;
 
     /// Asks for weights and memory. Called once per pass of the [`Builder`], in a scratch scope of
-    /// its own; a layer takes its own scratch before it builds its parts, so that they lie above it.
+    /// its own; a layer takes its own scratch before it builds its parts, so that they lie above
+    /// it.
     ///
     /// # Errors
     /// If the layer cannot take an input of `width_in` columns.
     fn build(&mut self, b: &mut Builder<'_>, width_in: usize) -> Result<()>;
 
-    /// `y = f(x)` or `y +=`. x: [t, c], y: [t, o], t = `cx.tokens()`.
+    /// `y = f(x)` or `y +=`. x: `[t, c]`, y: `[t, o]`, t = `cx.tokens()`.
     ///
     /// # Errors
     /// If a neighbour in the ring fails.
     fn forward(&self, cx: &Context<'_>, x: Region, y: Region, write: Write) -> Result<()>;
 
-    /// `dx = f'(x) dy` or `dx +=`, and every parameter's gradient `+=`. x is what forward was given.
-    /// dx is not dy, unless [`runs_in_place`](Layer::runs_in_place).
+    /// `dx = f'(x) dy` or `dx +=`, and every parameter's gradient `+=`. x is what forward was
+    /// given. dx is not dy, unless [`runs_in_place`](Layer::runs_in_place).
     ///
     /// # Errors
     /// If a neighbour in the ring fails.
@@ -51,6 +52,12 @@ pub trait Layer {
 
     /// Whether backward reads x.
     fn backward_reads_input(&self) -> bool {
+        true
+    }
+
+    /// Whether forward can add to y. If not, the layer cannot end the body of a residual
+    /// connection.
+    fn can_add(&self) -> bool {
         true
     }
 
@@ -87,7 +94,7 @@ pub struct Context<'a> {
     pub seed: u64,
     /// 1 / (target tokens of the whole global batch): what each token's loss gradient is scaled by.
     pub loss_scale: f32,
-    /// Where the loss head adds its sum over tokens: [1] `F64`.
+    /// Where the loss head adds its sum over tokens: `[1]` `F64`.
     pub loss: Region,
 }
 
@@ -121,13 +128,13 @@ pub struct Batch {
     pub seq: usize,
     /// Which rows of the global batch each rank has now.
     pub slices: Slices,
-    /// Token ids: [t] `I32`.
+    /// Token ids: `[t]` `I32`.
     pub ids: Region,
-    /// Positions within the row: [t] `I32`.
+    /// Positions within the row: `[t]` `I32`.
     pub positions: Region,
-    /// Next-token targets, negative where there is none: [t] `I32`.
+    /// Next-token targets, negative where there is none: `[t]` `I32`.
     pub targets: Region,
-    /// Document numbers, if attention must not cross documents: [t] `I32`.
+    /// Document numbers, if attention must not cross documents: `[t]` `I32`.
     pub documents: Option<Region>,
 }
 

@@ -1,8 +1,9 @@
 //! Rotated tensor parallelism: training across N ranks that each hold 1/N of everything.
 //!
-//! Weight shards travel round a ring; every rank computes its own slice of the batch with each shard
-//! that comes by. So no rank ever holds a whole layer, a whole gradient or a whole batch, and nothing
-//! need divide by N. "Rethinking Tensor Parallelism with Memory Deduplication", arXiv 2311.01635.
+//! Weight shards travel round a ring; every rank computes its own slice of the batch with each
+//! shard that comes by. So no rank ever holds a whole layer, a whole gradient or a whole batch, and
+//! nothing need divide by N. "Rethinking Tensor Parallelism with Memory Deduplication", arXiv
+//! 2311.01635.
 //!
 //! Read [`strategy::rotated`] first, then [`Sharded`], the maths of one shard that every layer with
 //! weights is written as, then [`layers::Linear`]. [`train::Trainer`] is the step of one rank;

@@ -34,7 +34,7 @@ pub trait Model {
     /// If a neighbour in the ring fails.
     fn backward(&self, cx: &Context<'_>) -> Result<()>;
 
-    /// The logits that follow one token of each row of this rank's slice, [rows, classes], for
+    /// The logits that follow one token of each row of this rank's slice, `[rows, classes]`, for
     /// sampling. `positions` says which token, by row.
     ///
     /// # Errors

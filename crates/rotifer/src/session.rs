@@ -95,13 +95,13 @@ pub struct Summary {
     pub stopped: bool,
     /// Loss of the last step.
     pub loss: f64,
-    /// Held-out loss at the end, if there is held-out data.
+    /// Held-out loss at the end, if there is held-out data and the run was not stopped.
     pub eval_loss: Option<f64>,
     /// Seconds of all steps.
     pub train_secs: f64,
-    /// Rank 0's time by kind of kernel.
+    /// Rank 0's time by kind of kernel, in all steps.
     pub profile: Profile,
-    /// Rank 0's time of waiting for other ranks.
+    /// Rank 0's time of waiting for other ranks, in all steps.
     pub waited: Duration,
     /// Where the weights are.
     pub folder: PathBuf,
@@ -134,13 +134,15 @@ impl Source for Ordered<'_> {
 /// ends after the step, with its weights saved.
 ///
 /// # Errors
-/// If the data or the output folder is not usable (before any training), or if a rank fails.
+/// If the data, the output folder or the number of threads is not usable (before any training), or
+/// if a rank fails.
 pub fn train(
     config: &Config,
     threads: usize,
     stop: &AtomicBool,
     observer: &dyn Observer,
 ) -> Result<Summary> {
+    require_threads(threads)?;
     let splits = config.open_data()?;
     let spec = config.gpt2();
     let options = config.train_options(&splits);
@@ -196,6 +198,8 @@ struct Done {
     loss: f64,
     eval_loss: Option<f64>,
     secs: f64,
+    profile: Profile,
+    waited: Duration,
 }
 
 impl Run<'_> {
@@ -205,13 +209,20 @@ impl Run<'_> {
         let first = trainer.comm().rank() == 0;
         let mut metrics = if first { Some(Metrics::create(&self.folder)?) } else { None };
         if first {
+            self.hf.write(&self.folder)?;
             self.observer.started(&self.info(&trainer));
         }
-        let before = (dev.profile(), trainer.comm().traffic().exposed);
-        let done = self.steps(&mut trainer, metrics.as_mut())?;
-        let after = (dev.profile(), trainer.comm().traffic().exposed);
-        checkpoint::save(&trainer, &self.folder, &self.hf)?;
-        self.sample(&mut trainer)?;
+        let done = self.steps(&mut trainer, metrics.as_mut());
+        // A loss that is not finite has changed no weight: what was learnt before it is kept.
+        if matches!(done, Ok(_) | Err(Error::NotFinite { .. })) {
+            checkpoint::save(&trainer, &self.folder)?;
+        }
+        let mut done = done?;
+        if !done.stopped {
+            // Behind the saving, so that an impatient second Ctrl-C loses nothing.
+            done.eval_loss = self.evaluate(&mut trainer, done.steps, metrics.as_mut())?;
+            self.sample(&mut trainer)?;
+        }
         Ok(Summary {
             ranks: trainer.comm().world(),
             plan: *trainer.plan(),
@@ -221,8 +232,8 @@ impl Run<'_> {
             loss: done.loss,
             eval_loss: done.eval_loss,
             train_secs: done.secs,
-            profile: std::array::from_fn(|i| after.0[i].saturating_sub(before.0[i])),
-            waited: after.1.saturating_sub(before.1),
+            profile: done.profile,
+            waited: done.waited,
             folder: self.folder.clone(),
         })
     }
@@ -240,11 +251,18 @@ impl Run<'_> {
         let mut done = Done::default();
         while done.steps < train.steps && !done.stopped {
             let begin = Instant::now();
+            let before = (trainer.device().profile(), trainer.comm().traffic().exposed);
             let stop = self.stop.load(Ordering::Relaxed);
             let report = trainer.step(&source, done.steps * batch, stop)?;
             let step_secs = begin.elapsed().as_secs_f64();
             done.steps += 1;
             done.secs += step_secs;
+            let profile = trainer.device().profile();
+            done.waited += trainer.comm().traffic().exposed - before.1;
+            for (sum, (after, before)) in done.profile.iter_mut().zip(profile.iter().zip(before.0))
+            {
+                *sum += *after - before;
+            }
             done.loss = report.loss;
             done.stopped = report.stop && done.steps < train.steps;
             if let Some(metrics) = &mut metrics {
@@ -264,8 +282,8 @@ impl Run<'_> {
                 }
             }
             let due = train.eval_every > 0 && done.steps.is_multiple_of(train.eval_every);
-            if due || done.steps == train.steps || done.stopped {
-                done.eval_loss = self.evaluate(trainer, done.steps, metrics.as_deref_mut())?;
+            if due && done.steps < train.steps && !done.stopped {
+                self.evaluate(trainer, done.steps, metrics.as_deref_mut())?;
             }
         }
         Ok(done)
@@ -282,7 +300,7 @@ impl Run<'_> {
         let windows = data.num_windows(seq);
         let rows = match self.config.train.eval_batches {
             0 => windows,
-            batches => windows.min(batches * batch),
+            batches => windows.min(batches.saturating_mul(batch)),
         };
         let source = Ordered { data, seq, order: Order::new(windows, 0, false) };
         let eval_loss = trainer.evaluate(&source, rows)?;
@@ -321,7 +339,7 @@ impl Run<'_> {
             form: match (trainer.comm().world(), self.config.hop_mode(), self.options.overlap) {
                 (1, _, _) => "one rank",
                 (_, HopMode::HandOver, _) => "shards handed over",
-                (_, HopMode::Copy, true) => "shards copied beside the products",
+                (_, HopMode::Copy, true) => "shards copied through spares",
                 (_, HopMode::Copy, false) => "shards copied in place",
             },
             parameters: trainer.params().iter().map(|p| p.len() as u64).sum(),
@@ -413,12 +431,31 @@ pub struct GenerateOptions {
     pub threads: usize,
 }
 
-/// Continues prompts with the model in `folder`. `on_text(prompt, text)` gets each bit of new text as
-/// soon as it is there. Returns prompts and continuations.
+impl GenerateOptions {
+    fn check(&self) -> Result<()> {
+        if self.prompts.is_empty() {
+            let what = "there is no prompt to continue; give one, which may be empty".into();
+            return Err(Error::Shape { what });
+        }
+        require_threads(self.threads)?;
+        self.sampling.check()
+    }
+}
+
+fn require_threads(threads: usize) -> Result<()> {
+    if threads == 0 {
+        let what = "a rank cannot run on 0 threads; ask for 1 or more".into();
+        return Err(Error::Shape { what });
+    }
+    Ok(())
+}
+
+/// Continues prompts with the model in `folder`. `on_text(prompt, text)` gets each bit of new text
+/// as soon as it is there. Returns prompts and continuations.
 ///
 /// # Errors
-/// If the folder holds no model that can be read, it was not trained on bytes, the sampling is out of
-/// range, or a rank fails.
+/// If the folder holds no model that can be read, it was not trained on bytes, there is no prompt,
+/// the sampling is out of range, or a rank fails.
 pub fn generate(
     folder: &Path,
     options: &GenerateOptions,
@@ -431,7 +468,8 @@ pub fn generate(
         let what = "says no rotifer_tokenizer: only models of bytes can be prompted with text yet";
         return Err(Error::Checkpoint { path, what: what.into() });
     }
-    options.sampling.check()?;
+    options.check()?;
+    checkpoint::require_bytes(folder, &spec)?;
     let sampling = Sampling { end_of_text: Some(ByteTokenizer::END_OF_TEXT), ..options.sampling };
     let prompts: Vec<Vec<i32>> = options.prompts.iter().map(|p| prompt_tokens(p)).collect();
     let train = TrainOptions {
@@ -447,13 +485,22 @@ pub fn generate(
             let mut decoders: Vec<StreamDecoder> =
                 prompts.iter().map(|_| StreamDecoder::default()).collect();
             let mut text = String::new();
-            generate::generate(&mut trainer, &prompts, &sampling, |row, token| {
+            let texts = generate::generate(&mut trainer, &prompts, &sampling, |row, token| {
                 text.clear();
                 decoders[row].push(token, &mut text);
                 if first && !text.is_empty() {
                     on_text(row, &text);
                 }
-            })
+            })?;
+            for (row, decoder) in decoders.iter_mut().enumerate().filter(|_| first) {
+                // The last token may have left a character half done.
+                text.clear();
+                decoder.finish(&mut text);
+                if !text.is_empty() {
+                    on_text(row, &text);
+                }
+            }
+            Ok(texts)
         })?
     });
     let texts = launched?.swap_remove(0);

@@ -1,7 +1,7 @@
 //! How shards meet data.
 //!
-//! A layer is the maths of one shard ([`Sharded`]); a strategy drives it over all shards. Rotation is
-//! the one strategy so far; one rank alone is rotation without a hop.
+//! A layer is the maths of one shard ([`Sharded`]); a strategy drives it over all shards. Rotation
+//! is the one strategy so far; one rank alone is rotation without a hop.
 
 pub mod rotated;
 
@@ -23,11 +23,6 @@ impl<L: Sharded> Driven<L> {
     /// Lets a strategy drive `layer`.
     pub const fn new(layer: L) -> Driven<L> {
         Driven { layer, unit: None }
-    }
-
-    /// The layer's maths.
-    pub const fn layer(&self) -> &L {
-        &self.layer
     }
 
     /// This rank's part of the weights.

@@ -2,22 +2,24 @@
 //!
 //! All memory is decided in [`Trainer::new`]; nothing on the step path allocates.
 
+mod options;
+
 use rotifer_device::{Arena, Device, Dtype, MemoryPlan, Purpose, Region};
 use rotifer_ring::{Comm, Ring, Travel};
 
-use crate::build::{BuildOptions, Builder, Built};
+use crate::build::{Builder, Built};
 use crate::error::{Error, Result};
 use crate::layer::{Batch, Context, Phase, Slices};
 use crate::models::Model;
-use crate::optim::{LrSchedule, Optimizer};
 use crate::params::Param;
+pub use options::{DEFAULT_TRAVEL_BYTES_MAX, TrainOptions};
 
 /// Where the rows of a batch come from.
 pub trait Source {
     /// Number of target tokens of a row.
     fn num_targets(&self, row: u64) -> usize;
 
-    /// Fills one row: inputs and targets [seq]; a negative target is ignored. `documents`, if
+    /// Fills one row: inputs and targets `[seq]`; a negative target is ignored. `documents`, if
     /// wanted, gets the number of the document that each token belongs to.
     fn fill(
         &self,
@@ -26,93 +28,6 @@ pub trait Source {
         targets: &mut [i32],
         documents: Option<&mut [i32]>,
     );
-}
-
-/// Bound of one travelling shard unless a run says otherwise: large enough for products at full speed,
-/// small beside what a rank holds.
-pub const DEFAULT_TRAVEL_BYTES_MAX: usize = 4 << 20;
-
-/// Everything a run decides beside the model and the data.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainOptions {
-    /// Rows of the global batch.
-    pub batch: usize,
-    /// Micro-batches that it is worked off in.
-    pub accumulation: usize,
-    /// Tokens per row.
-    pub seq: usize,
-    /// Seed of initial weights and dropout.
-    pub seed: u64,
-    /// Bound of the global gradient norm.
-    pub clip_norm: Option<f32>,
-    /// The update rule.
-    pub optimizer: Optimizer,
-    /// The learning rate by step.
-    pub schedule: LrSchedule,
-    /// Whether hops run beside products (see [`rotifer_ring::Ring`]).
-    pub overlap: bool,
-    /// Bound of one travelling shard, in bytes.
-    pub travel_bytes_max: usize,
-    /// Whether attention stays within documents.
-    pub documents: bool,
-    /// Rows for which the model will make logits; 0 if it will not sample.
-    pub logits_rows: usize,
-    /// Whether to compare the replicated parameters of all ranks after each step.
-    pub verify_replicated: bool,
-    /// Whether to train at all; if not, there are neither gradients nor optimiser state.
-    pub train: bool,
-}
-
-impl TrainOptions {
-    /// For a model that is not trained: one row of `seq` tokens, no gradients, no state.
-    #[must_use]
-    pub const fn for_sampling(seq: usize) -> TrainOptions {
-        TrainOptions {
-            batch: 1,
-            accumulation: 1,
-            seq,
-            seed: 0,
-            clip_norm: None,
-            optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
-            schedule: LrSchedule::constant(0.0),
-            overlap: true,
-            travel_bytes_max: DEFAULT_TRAVEL_BYTES_MAX,
-            documents: false,
-            logits_rows: 1,
-            verify_replicated: false,
-            train: false,
-        }
-    }
-
-    fn build_options(&self, world: usize) -> BuildOptions {
-        BuildOptions {
-            seq: self.seq,
-            rows_max: Slices::rows_max(self.batch, world, self.accumulation),
-            train: self.train,
-            states: self.optimizer.states(),
-            logits_rows: self.logits_rows,
-            travel_bytes_max: self.travel_bytes_max,
-            documents: self.documents,
-        }
-    }
-
-    fn check(&self, world: usize) -> Result<()> {
-        let what = if self.batch < world && self.train {
-            format!(
-                "{world} ranks cannot share a batch of {} rows: raise train.batch or lower the number \
-                 of ranks",
-                self.batch
-            )
-        } else if self.batch == 0 || self.accumulation == 0 || self.seq == 0 {
-            format!(
-                "batch ({}), accumulation ({}) and seq ({}) must be at least 1",
-                self.batch, self.accumulation, self.seq
-            )
-        } else {
-            return Ok(());
-        };
-        Err(Error::Shape { what })
-    }
 }
 
 /// What one step did. The same on every rank.
@@ -148,7 +63,8 @@ pub struct Trainer<'a, M> {
     plan: MemoryPlan,
     params: Vec<Param>,
     replicated_gradients: Region,
-    /// A hash of each replicated tensor, of every rank: [world, tensors] `F64`. Empty if not wanted.
+    /// A hash of each replicated tensor, of every rank: `[world, tensors]` `F64`. Empty if not
+    /// wanted.
     hashes: Region,
     scalars: Region,
     /// One number per prompt, for [`sum_over_ranks`](Trainer::sum_over_ranks).
@@ -225,8 +141,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// this with the same model and options.
     ///
     /// # Errors
-    /// If the model's shapes do not fit together, the batch is too small for the ranks, or a rank
-    /// fails.
+    /// If the model's shapes do not fit together, the batch is too small for the ranks, there is
+    /// not enough memory, or a rank fails.
     pub fn new(
         dev: &'a dyn Device,
         comm: Comm,
@@ -237,7 +153,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let mut arena = Arena::counting();
         let counted = build(&mut model, &mut arena, &comm, &options, None)?;
         let plan = arena.plan();
-        let mut arena = Arena::live(dev, &plan);
+        let mut arena = Arena::live(dev, &plan)?;
         let replicated_len = Some(counted.built.replicated_len);
         let parts = build(&mut model, &mut arena, &comm, &options, replicated_len)?;
         assert_eq!(arena.plan(), plan, "the live pass must ask for what was counted");
@@ -277,7 +193,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         &self.plan
     }
 
-    /// Every parameter, with this rank's pieces.
+    /// Every parameter, with this rank's pieces. Between the calls of this trainer no other rank
+    /// reads them, so they may be written, by all ranks alike.
     #[must_use]
     pub fn params(&self) -> &[Param] {
         &self.params
@@ -324,8 +241,9 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// after it.
     ///
     /// # Errors
-    /// If a rank fails or is silent, or if loss or gradient are not finite; then no weight has
-    /// changed.
+    /// If loss or gradient are not finite: no weight has changed, and the next step may be tried.
+    /// If a token is out of range, a rank fails or is silent, or replicated parameters differ: what
+    /// this rank holds is then of no use.
     pub fn step(&mut self, source: &dyn Source, first_row: u64, stop: bool) -> Result<StepReport> {
         let report = self.accumulate(source, first_row, stop)?;
         let clip = self.options.clip_norm.map_or(1.0, |max| {
@@ -339,7 +257,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(report)
     }
 
-    /// The gradient of one global batch and its norm, without the update.
+    /// The gradient of one global batch, and its norm, without the update.
     ///
     /// # Errors
     /// As [`step`](Trainer::step).
@@ -353,9 +271,10 @@ impl<'a, M: Model> Trainer<'a, M> {
         let rows = self.options.batch;
         let targets = self.count_targets(source, first_row, rows)?;
         self.dev.fill(self.scalars, 0.0);
+        self.clear_gradients();
         for micro in 0..accumulation {
             let slices = Slices { rows, world, accumulation, micro };
-            self.load(source, first_row, slices, self.options.seq);
+            self.load(source, first_row, slices, self.options.seq)?;
             let cx = self.context(Phase::Train { step: self.step }, targets);
             self.model.forward(&cx)?;
             self.model.backward(&cx)?;
@@ -386,12 +305,12 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Mean loss per target token over rows `0 .. rows` of `source`, without dropout.
     ///
     /// # Errors
-    /// If a rank fails or is silent.
+    /// If there is no target token, a token is out of range, or a rank fails or is silent.
     pub fn evaluate(&mut self, source: &dyn Source, rows: u64) -> Result<f64> {
         let world = self.comm().world();
         let rows_max = (self.batch.ids.len() / self.options.seq * world) as u64;
         self.dev.fill(self.scalars, 0.0);
-        let mut targets = 0;
+        let mut targets = 0_usize;
         let mut first_row = 0;
         while first_row < rows {
             // The last rows may leave ranks without any; they turn the ring all the same.
@@ -399,7 +318,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             targets +=
                 (first_row..first_row + rows as u64).map(|r| source.num_targets(r)).sum::<usize>();
             let slices = Slices { rows, world, accumulation: 1, micro: 0 };
-            self.load(source, first_row, slices, self.options.seq);
+            self.load(source, first_row, slices, self.options.seq)?;
             let cx = self.context(Phase::Evaluate, 1);
             self.model.forward(&cx)?;
             first_row += rows as u64;
@@ -408,27 +327,39 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.comm().all_reduce(self.dev, loss)?;
         let mut sum = [0.0];
         self.dev.read_f64(loss, &mut sum);
+        if targets == 0 {
+            return Err(Error::Shape { what: "there is no target token to evaluate".into() });
+        }
         Ok(sum[0] / targets as f64)
     }
 
-    /// The logits that follow the last token of each of `prompts`, of which this rank makes those of
-    /// its own slice: `out` becomes [its rows, classes]. Prompts may differ in length; they must not
-    /// be empty nor longer than `seq` nor more than the model was built for.
+    /// The logits that follow the last token of each of `prompts`, of which this rank makes those
+    /// of its own slice: `out` becomes `[its rows, classes]`. Prompts may differ in length.
     ///
     /// # Errors
-    /// If a rank fails or is silent.
+    /// If a prompt is empty, longer than `seq` or has an unknown token, there are more prompts than
+    /// the model was built for, or a rank fails or is silent.
     pub fn logits(&mut self, prompts: &[&[i32]], out: &mut Vec<f32>) -> Result<()> {
         let (rows, world) = (prompts.len(), self.comm().world());
         let seq = prompts.iter().map(|p| p.len()).max().unwrap_or(0);
-        assert!(seq <= self.options.seq, "a prompt of {seq} tokens exceeds {}", self.options.seq);
+        let (longest, most) = (self.options.seq, self.options.logits_rows * world);
+        if rows > most || seq > longest || prompts.iter().any(|p| p.is_empty()) {
+            let what = format!(
+                "{rows} prompts of up to {seq} tokens: the model was built for {most} of 1 to \
+                 {longest}"
+            );
+            return Err(Error::Shape { what });
+        }
         let slices = Slices { rows, world, accumulation: 1, micro: 0 };
-        self.load(&Prompts(prompts), 0, slices, seq);
+        self.load(&Prompts(prompts), 0, slices, seq.max(1))?;
         let mine = &prompts[slices.rows(self.comm().rank())];
         let last: Vec<usize> = mine.iter().map(|p| p.len() - 1).collect();
         let cx = self.context(Phase::Evaluate, 1);
         let logits = self.model.logits(&cx, &last)?;
         out.resize(logits.len(), 0.0);
         self.dev.read_f32(logits, out);
+        // From here nobody reads this rank's weights any more, as after every other call.
+        self.comm().barrier()?;
         Ok(())
     }
 
@@ -482,7 +413,13 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Moves this rank's rows of a micro-batch to the device.
-    fn load(&mut self, source: &dyn Source, first_row: u64, slices: Slices, seq: usize) {
+    fn load(
+        &mut self,
+        source: &dyn Source,
+        first_row: u64,
+        slices: Slices,
+        seq: usize,
+    ) -> Result<()> {
         self.set_seq(seq);
         self.batch.slices = slices;
         let rows = slices.rows(self.ring.comm().rank());
@@ -494,14 +431,25 @@ impl<'a, M: Model> Trainer<'a, M> {
             source.fill(first_row + row as u64, inputs, targets, documents);
         }
         let len = rows.len() * seq;
+        let classes = i32::try_from(self.model.classes()).unwrap_or(i32::MAX);
+        let known = |id: &i32| (0..classes).contains(id);
+        let strange = host.inputs[..len].iter().find(|id| !known(id));
+        let strange = strange.or(host.targets[..len].iter().find(|t| **t >= 0 && !known(t)));
+        if let Some(token) = strange {
+            let what =
+                format!("token {token} of the batch is not below the model's {classes} classes");
+            return Err(Error::Shape { what });
+        }
         self.dev.write_i32(&host.inputs[..len], self.batch.ids.first(len));
         self.dev.write_i32(&host.targets[..len], self.batch.targets.first(len));
         if let Some(documents) = self.batch.documents {
             self.dev.write_i32(&host.documents[..len], documents.first(len));
         }
+        Ok(())
     }
 
-    /// Sums of squares: of this rank's shards, and of the replicated gradients, which all ranks have.
+    /// Sums of squares: of this rank's shards, and of the replicated gradients, which all ranks
+    /// have.
     fn sum_squares(&self) {
         let at = |i| self.scalars.slice(i..i + 1);
         for piece in self.params.iter().filter(|p| !p.replicated).flat_map(|p| &p.pieces) {
@@ -510,20 +458,20 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.dev.squared_norm(self.replicated_gradients, at(REPLICATED_SQUARES));
     }
 
-    /// Updates this rank's shards and the replicated parameters, and clears the gradients.
+    /// Clears the gradients of this rank's shards and of the replicated parameters.
+    fn clear_gradients(&self) {
+        for piece in self.params.iter().flat_map(|p| &p.pieces) {
+            self.dev.fill(piece.gradients, 0.0);
+        }
+    }
+
+    /// Updates this rank's shards and the replicated parameters.
     fn update(&mut self, lr: f64, grad_scale: f32) {
         self.step += 1;
+        let (rule, step) = (self.options.optimizer, self.step);
         for param in &self.params {
             for piece in &param.pieces {
-                self.options.optimizer.update(
-                    self.dev,
-                    piece,
-                    lr,
-                    param.decay,
-                    grad_scale,
-                    self.step,
-                );
-                self.dev.fill(piece.gradients, 0.0);
+                rule.update(self.dev, piece, lr, param.decay, grad_scale, step);
             }
         }
     }

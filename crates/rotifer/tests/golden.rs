@@ -95,7 +95,7 @@ fn check(case: &str, spec: &Gpt2, ranks: usize, hops: Hops) {
         clip_norm: Some(0.5),
         schedule: LrSchedule::constant(3e-3),
         overlap: hops.overlap,
-        logits_rows: ROWS,
+        logits_rows: ROWS.div_ceil(ranks),
         ..options()
     };
     let folder = tempfile::tempdir().expect("a temporary folder");

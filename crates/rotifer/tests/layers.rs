@@ -1,5 +1,5 @@
-//! Each layer alone: N ranks give the y, dx and parameter gradients of one rank, and those agree with
-//! finite differences.
+//! Each layer alone: N ranks give the y, dx and parameter gradients of one rank, and those agree
+//! with finite differences.
 
 #![allow(missing_docs, reason = "test names are claims")]
 
@@ -87,7 +87,7 @@ impl Model for Probe {
     }
 
     fn classes(&self) -> usize {
-        0
+        SOURCE.vocab_size
     }
 }
 
@@ -150,9 +150,10 @@ fn check(what: &str, make: &(dyn Fn() -> Box<dyn Layer> + Sync)) {
 
 /// The derivative of `sum of y dy` along a random direction of x, and of all weights at once.
 ///
-/// Central differences with h and h/2, joined so that only the fifth derivative is left (Richardson),
-/// with h = 1/64: what remains is that, and the rounding of y, about 1e-7 sqrt(terms) / h = 1e-4 of
-/// the derivative. The direction moves all weights at once, so deep layers bend a lot along it.
+/// Central differences with h and h/2, joined so that only the fifth derivative is left
+/// (Richardson), with h = 1/64: what remains is that, and the rounding of y, about 1e-7 sqrt(terms)
+/// / h = 1e-4 of the derivative. The direction moves all weights at once, so deep layers bend a lot
+/// along it.
 fn finite_differences(what: &str, make: &(dyn Fn() -> Box<dyn Layer> + Sync)) {
     const H: f32 = 1.0 / 64.0;
     on_ranks(1, HAND_OVER.mode, |comm, dev| {
@@ -259,6 +260,16 @@ fn combinators_match_one_rank() {
 }
 
 #[test]
+fn layers_that_share_a_unit_match_one_rank() {
+    // Two uses in a row: the gradient of the first to run backward is still on its way home when
+    // the second begins with the same shard.
+    check("a shared linear layer", &|| {
+        let shared = || linear("shared", WIDTH, WIDTH).driven();
+        Box::new(Seq::new().then(shared()).then(shared()).then(shared()))
+    });
+}
+
+#[test]
 fn impossible_structures_are_refused() {
     let message = |make: &(dyn Fn() -> Box<dyn Layer> + Sync)| {
         let comm = rotifer_ring::Comm::alone();
@@ -270,6 +281,28 @@ fn impossible_structures_are_refused() {
     assert!(text.contains("odd takes 41 columns, but its input has 40"), "{text}");
     let text = message(&|| Box::new(Residual::new(Seq::new().then(linear("l", 40, 40).driven()))));
     assert!(text.contains("two parts"), "{text}");
+    let text = message(&|| {
+        let norm = NormLayer::new("n", WIDTH, Norm::Rms { eps: 1e-6 });
+        Box::new(Residual::new(Seq::new().then(linear("l", 40, 40).driven()).then(norm)))
+    });
+    assert!(text.contains("cannot end in a norm"), "{text}");
+    let text = message(&|| {
+        let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 257, rotary_theta: None };
+        let (qkv, out) = (linear("qkv", WIDTH, 771), linear("out", 257, WIDTH));
+        Box::new(SelfAttention::new("a", spec, qkv, out))
+    });
+    assert!(text.contains("257 channels of a head at most 256"), "{text}");
+    let text = message(&|| {
+        let norm = || NormLayer::new("same", WIDTH, Norm::Rms { eps: 1e-6 });
+        Box::new(Seq::new().then(norm()).then(norm()).then(linear("l", 40, 40).driven()))
+    });
+    assert!(text.contains("are named same.weight"), "{text}");
+    let text = message(&|| {
+        let one = linear("shared", WIDTH, WIDTH).driven();
+        let other = linear("shared", WIDTH, WIDTH).without_bias().driven();
+        Box::new(Seq::new().then(one).then(other))
+    });
+    assert!(text.contains("unit shared is shared by layers that disagree"), "{text}");
     let text = message(&|| {
         let norm = NormLayer::new("n", WIDTH, Norm::Rms { eps: 1e-6 });
         Box::new(Residual::new(Seq::new().then(norm).then(linear("l", 40, 39).driven())))

@@ -9,6 +9,7 @@ use common::{
     ALL_HOPS, HAND_OVER, IN_PLACE, OVERLAPPED, Outcome, WORLDS, assert_same_run, options, tiny,
     train,
 };
+use rotifer::Slices;
 use rotifer::layers::{EmbeddingRoute, Hidden, Logits};
 use rotifer::models::Gpt2;
 use rotifer::train::TrainOptions;
@@ -69,7 +70,14 @@ fn accumulation_gives_the_run_without() {
 #[test]
 fn dropout_masks_know_no_world() {
     let spec = Gpt2 { dropout: 0.2, ..tiny() };
-    check("dropout", &spec, &options(), &[HAND_OVER]);
+    let options = TrainOptions { accumulation: 3, ..options() };
+    check("dropout in micro-batches", &spec, &options, &ALL_HOPS);
+    let whole = train(1, HAND_OVER, &spec, &common::options(), 10);
+    assert_same_run(
+        "dropout without accumulation",
+        &whole,
+        &train(4, OVERLAPPED, &spec, &options, 10),
+    );
     let recomputed = Gpt2 { mlp_hidden: Hidden::Recomputed, logits: Logits::Kept, ..spec.clone() };
     let (kept, remade) = (one_rank(&spec), one_rank(&recomputed));
     assert_same_run("recomputed with dropout", &remade, &kept);
@@ -108,10 +116,19 @@ fn the_same_world_gives_the_same_bits() {
 
 #[test]
 fn a_rank_without_rows_turns_the_ring() {
-    // 7 rows over 7 ranks in 2 micro-batches: in each, some ranks have none.
-    let options = TrainOptions { accumulation: 2, ..options() };
-    let want = train(1, HAND_OVER, &tiny(), &options, 4);
-    for hops in ALL_HOPS {
-        assert_same_run(&format!("{hops:?}"), &train(7, hops, &tiny(), &options, 4), &want);
+    // 7 rows over 4 ranks are 1, 2, 2 and 2; in 3 micro-batches some ranks have a row, some none.
+    let options = TrainOptions { accumulation: 3, ..options() };
+    let rows = |micro, rank| Slices { rows: 7, world: 4, accumulation: 3, micro }.rows(rank).len();
+    assert!(
+        (0..3)
+            .any(|micro| (0..4).any(|r| rows(micro, r) == 0) && (0..4).any(|r| rows(micro, r) > 0))
+    );
+    for embedding in [EmbeddingRoute::Table, EmbeddingRoute::Rows] {
+        let spec = Gpt2 { embedding, ..tiny() };
+        let want = train(1, HAND_OVER, &spec, &options, 4);
+        for hops in ALL_HOPS {
+            let what = format!("{embedding:?}, {hops:?}");
+            assert_same_run(&what, &train(4, hops, &spec, &options, 4), &want);
+        }
     }
 }

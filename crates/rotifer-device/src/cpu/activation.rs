@@ -19,7 +19,7 @@ impl Curve for GeluTanh {
     /// `(1 + tanh u) / 2 = sigmoid(2 u)` saves the tanh, and its cancellation for negative x.
     #[inline(always)]
     fn both(x: f32) -> (f32, f32) {
-        const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+        const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
         const CUBIC: f32 = 0.044_715;
         let square = x * x;
         let s = sigmoid(TWO_SQRT_2_OVER_PI * x * CUBIC.mul_add(square, 1.0));

@@ -46,7 +46,7 @@ impl<const N: usize> Scratch<N> {
 /// One number per query of a tile.
 pub(super) type PerQuery = [f32; SIDE];
 
-/// The sizes of an [`Attention`](crate::Attention) call, without the handles that stay on one thread.
+/// The sizes of an [`Attention`](crate::Attention), without the handles that stay on one thread.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) batch: usize,
@@ -177,8 +177,8 @@ impl Call {
         }
     }
 
-    /// Packs vectors of a tile's queries, times `factor`: `to[c * SIDE + i]` is channel c of query i,
-    /// 0 for queries beyond the tile's end.
+    /// Packs vectors of a tile's queries, times `factor`: `to[c * SIDE + i]` is channel c of query
+    /// i, 0 for queries beyond the tile's end.
     ///
     /// # Safety
     /// `from` must be good for the tile's rows, `stride` elements apart.

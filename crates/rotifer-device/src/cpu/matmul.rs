@@ -3,7 +3,8 @@
 //!
 //! Why not a crate: `gemm` allocates its packing buffers anew at every call, and chooses the blocks
 //! of k by m and n, so that a shard's columns would differ in their last bits from the same columns
-//! of the whole. Here an element of c depends on its row of a, its column of b and k alone.
+//! of the whole. Here an element of c depends on its row of a, its column of b and k alone; but
+//! products of [`FEW_ROWS`] rows at most sum in another order than larger ones.
 //!
 //! m, n, k as in `c[m, n] = a[m, k] b[k, n]`.
 
@@ -25,8 +26,10 @@ const M_BLOCK: usize = 240;
 const N_BLOCK: usize = 1024;
 /// Below this many multiplications a product is not worth waking another thread for.
 const PARALLEL_WORK_MIN: usize = 1 << 20;
-/// Up to this many rows of a, b is not packed: each of its elements would be used once.
+/// Up to this many rows of a, a product is bound by reading b, and made of dot products.
 const FEW_ROWS: usize = 12;
+/// Up to this many columns of b, a is not packed.
+const FEW_COLUMNS: usize = 128;
 
 /// An operand: element (i, j) is `ptr[i * rs + j * cs]`.
 #[derive(Clone, Copy)]
@@ -47,7 +50,7 @@ impl Operand {
     }
 }
 
-/// One product, or one task's part of it.
+/// One product.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) m: usize,
@@ -60,6 +63,13 @@ pub(super) struct Product {
     pub(super) add: bool,
 }
 
+/// A task's part of a product. The method is that of the whole, so that cutting it changes no bits.
+#[derive(Clone, Copy)]
+struct Part {
+    product: Product,
+    dots: bool,
+}
+
 // SAFETY: as for `Operand`; each task's part has elements of c of its own.
 unsafe impl Send for Product {}
 // SAFETY: as above.
@@ -70,34 +80,36 @@ unsafe impl Sync for Product {}
 /// # Safety
 /// The operands must be good for their shapes, and c be apart from a and b.
 pub(super) unsafe fn matmul(team: Team, whole: Product) {
-    let Product { m, n, k, .. } = whole;
+    let Product { m, n, k, a, b, .. } = whole;
+    let dots = m <= FEW_ROWS && a.cs == 1 && b.rs == 1;
     if team.threads == 1 || m * n * k < PARALLEL_WORK_MIN {
-        return team.simd(whole);
+        return team.simd(Part { product: whole, dots });
     }
     let (extent, by_rows) = if m > n { (m, true) } else { (n, false) };
     // Multiples of a tile's width, so that no tile but the last is cut.
     let per = extent.div_ceil(team.threads).next_multiple_of(if by_rows { 12 } else { 32 });
     team.each_op(extent.div_ceil(per), |i| {
         let range = part(i, per, extent);
-        team.simd(if by_rows { whole.rows(range) } else { whole.columns(range) });
+        let product = if by_rows { whole.rows(range) } else { whole.columns(range) };
+        team.simd(Part { product, dots });
     });
 }
 
-impl WithSimd for Product {
+impl WithSimd for Part {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Product { m, n, k, .. } = self;
+        let Part { product, dots } = self;
         // SAFETY: `matmul` has the operands' shapes and their apartness from its caller.
         unsafe {
-            if m == 0 || n == 0 {
-            } else if k == 0 {
-                self.clear();
-            } else if m <= FEW_ROWS && self.a.cs == 1 && self.b.rs == 1 {
-                self.dots(simd);
+            if product.m == 0 || product.n == 0 {
+            } else if product.k == 0 {
+                product.clear();
+            } else if dots {
+                product.dots(simd);
             } else {
-                BUFFERS.with(|buffers| self.blocks(simd, buffers));
+                BUFFERS.with(|buffers| product.blocks(simd, buffers));
             }
         }
     }
@@ -127,8 +139,8 @@ impl Product {
         }
     }
 
-    /// A few rows of a by many columns of b that lie contiguous: bound by reading b, so each element
-    /// of c is a dot product straight from memory.
+    /// A few rows of a by many columns of b that lie contiguous: bound by reading b, so each
+    /// element of c is a dot product straight from memory.
     ///
     /// # Safety
     /// As [`matmul`]; a's rows and b's columns must be contiguous.
@@ -196,9 +208,10 @@ impl Product {
     unsafe fn blocks<S: Simd>(self, simd: S, buffers: &Buffers) {
         let Product { m, n, k, a, b, .. } = self;
         let (mr, nr) = (tile_rows::<S>(), tile_cols::<S>());
-        // With few rows or columns packing the other operand costs more than it saves.
-        let pack_a = n > 2 * nr || (a.cs != 1 && a.rs != 1);
-        let pack_b = m > mr || b.cs != 1;
+        // With few columns or rows packing the other operand costs more than it saves. A strip of b
+        // must be readable in whole vectors, which only its packed form always is.
+        let pack_a = n > FEW_COLUMNS;
+        let pack_b = m > mr || b.cs != 1 || n % S::F32_LANES != 0;
         for j in (0..n).step_by(N_BLOCK) {
             let cols = N_BLOCK.min(n - j);
             for p in (0..k).step_by(K_BLOCK) {
@@ -299,7 +312,12 @@ thread_local! {
     static BUFFERS: Buffers = Buffers::new();
 }
 
-/// Where a thread packs its operands: 1.25 MiB, made at its first product and kept until it ends.
+/// Makes this thread's buffers now, so that no product does it later.
+pub(super) fn prepare_thread() {
+    BUFFERS.with(|_| ());
+}
+
+/// Where a thread packs its operands, kept until it ends.
 struct Buffers {
     ptr: NonNull<f32>,
 }

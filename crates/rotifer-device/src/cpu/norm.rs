@@ -34,7 +34,7 @@ pub(super) fn forward(
         #[inline(always)]
         |task| {
             for i in part(task, per, x.rows) {
-                // SAFETY: x, w and b are only read; this token's y and statistics are its task's own.
+                // SAFETY: x, w and b are only read; this token's y and stats are its task's own.
                 let (row, w, y, stats) = unsafe {
                     let stats = stats.slice_mut(2 * i..2 * i + 2);
                     (x.row(i), w.slice(0..x.cols), y.row_mut(i), stats)
@@ -153,8 +153,8 @@ fn weights_block(at: &Backward, token: usize, channel: usize) {
     }
 }
 
-/// dx of one block of tokens: `(g - mean(g) - h mean(g h)) / std` with `g = dy w` and h the normalised
-/// x; the first mean only where forward subtracts one.
+/// dx of one block of tokens: `(g - mean(g) - h mean(g h)) / std` with `g = dy w` and h the
+/// normalised x; the first mean only where forward subtracts one.
 #[inline(always)]
 fn tokens_backward(at: &Backward, centred: bool, token: usize) {
     let cols = at.x.cols;
@@ -172,7 +172,7 @@ fn tokens_backward(at: &Backward, centred: bool, token: usize) {
         };
         let (x, dy) = (at.x.ptr(i).cast_const(), at.dy.ptr(i).cast_const());
         let (w, dx) = (at.w.ptr().cast_const(), at.dx.ptr(i));
-        // SAFETY: row i of each, of `cols` elements; dx is this task's own, and dy or apart from it.
+        // SAFETY: row i of each, of `cols` elements; dx is this task's own, and dy or apart.
         unsafe {
             if at.add {
                 map(

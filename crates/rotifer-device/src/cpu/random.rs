@@ -58,7 +58,7 @@ fn unit(word: u32) -> f32 {
 /// Box and Muller's pair of normal numbers from two words.
 #[inline(always)]
 fn normal_pair(a: u32, b: u32) -> (f32, f32) {
-    // In (0, 1], with the small numbers as fine as 32 bits allow: they make the tails, to 6.6 sigma.
+    // In (0, 1], small numbers as fine as 32 bits allow: they make the tails, to 6.6 sigma.
     let radius = (-2.0 * ln((a as f32 + 1.0) * (1.0 / 4_294_967_296.0))).sqrt();
     // The upper bits name the nearest quarter of the turn; the rest is the angle from there.
     let quadrant = (b.wrapping_add(1 << 29) >> 30).cast_signed();
@@ -150,7 +150,7 @@ pub(super) fn dropout(
     [x, y]: [Span<f32>; 2],
     add: bool,
 ) {
-    let scale = 1.0 / (1.0 - p);
+    let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
     each_group(
         team,
         stream,
@@ -159,8 +159,9 @@ pub(super) fn dropout(
         #[inline(always)]
         |words, within, at| {
             let mut factors = [0.0; GROUP];
-            for (factor, word) in factors.iter_mut().zip(words) {
-                *factor = if unit(word) >= p { scale } else { 0.0 };
+            for i in 0..GROUP {
+                // Arithmetic, not a branch, which a random number would mislead every other time.
+                factors[i] = f32::from(u8::from(unit(words[i]) >= p)) * scale;
             }
             let factors = factors[within.start..].as_ptr();
             let (x, y) = (x.ptr().wrapping_add(at).cast_const(), y.ptr().wrapping_add(at));

@@ -1,9 +1,9 @@
 //! Functions of one number, written so that a loop over them becomes vector code, and reductions
 //! with a fixed number of partial sums.
 //!
-//! Everything here is `inline(always)`: the code takes the instruction set of the kernel it lands in
-//! (AVX2, AVX-512 or the baseline), which `Team` chooses once at run time. Products and sums that
-//! may fuse are written as `mul_add`, so that all instruction sets round alike.
+//! Everything here is `inline(always)`: the code takes the instruction set of the kernel it lands
+//! in (AVX2, AVX-512 or the baseline), which `Team` chooses once at run time. Products and sums
+//! that may fuse are written as `mul_add`, so that all instruction sets round alike.
 
 use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
 
@@ -49,7 +49,7 @@ pub(super) fn ln(x: f32) -> f32 {
     let even = z * 0.284_987_87_f32.mul_add(w, 0.666_666_6);
     let half_square = 0.5 * f * f;
     // ln 2 in two parts, the first of few enough bits that k times it is exact.
-    s * (half_square + (odd + even)) + k * 9.058_000_6e-6 - half_square + f + k * 0.693_138_1
+    s * (half_square + (odd + even)) + k * 9.058e-6 - half_square + f + k * 0.693_138_1
 }
 
 /// `(sin, cos)` of `r + quadrant * pi / 2` for |r| <= pi/4, by the polynomials of Cephes' `sinf`.
@@ -191,29 +191,66 @@ pub(super) unsafe fn transpose(
     to: *mut f32,
     to_stride: usize,
 ) {
-    /// Side of a square that the compiler turns in registers.
-    const SIDE: usize = 4;
+    let (rows_whole, cols_whole) = (rows / SIDE * SIDE, cols / SIDE * SIDE);
     // SAFETY: elements (i, p) below (rows, cols) of each.
     unsafe {
         let one = |i: usize, p: usize| *to.add(p * to_stride + i) = *from.add(i * from_stride + p);
-        let (rows_whole, cols_whole) = (rows / SIDE * SIDE, cols / SIDE * SIDE);
         for i in (0..rows_whole).step_by(SIDE) {
             for p in (0..cols_whole).step_by(SIDE) {
-                let mut square = [[0.0_f32; SIDE]; SIDE];
-                for (r, row) in square.iter_mut().enumerate() {
-                    *row = from.add((i + r) * from_stride + p).cast::<[f32; SIDE]>().read();
-                }
-                for c in 0..SIDE {
-                    let column = [square[0][c], square[1][c], square[2][c], square[3][c]];
-                    to.add((p + c) * to_stride + i).cast::<[f32; SIDE]>().write(column);
-                }
+                let (from, to) = (from.add(i * from_stride + p), to.add(p * to_stride + i));
+                transpose_square(from, from_stride, to, to_stride);
             }
             for p in cols_whole..cols {
-                (i..i + SIDE).for_each(|i| one(i, p));
+                for i in i..i + SIDE {
+                    one(i, p);
+                }
             }
         }
         for i in rows_whole..rows {
-            (0..cols).for_each(|p| one(i, p));
+            for p in 0..cols {
+                one(i, p);
+            }
+        }
+    }
+}
+
+/// Side of a square that is turned in registers.
+const SIDE: usize = 4;
+
+/// Turns one square. With explicit vectors: from plain loops the compiler makes scattered stores of
+/// single elements, four times slower.
+///
+/// # Safety
+/// As [`transpose`], for [`SIDE`] rows and columns.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn transpose_square(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    use std::arch::x86_64::{
+        _mm_loadu_ps, _mm_movehl_ps, _mm_movelh_ps, _mm_storeu_ps, _mm_unpackhi_ps, _mm_unpacklo_ps,
+    };
+    // SAFETY: SSE is part of x86-64; the rest as the caller promises.
+    unsafe {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| _mm_loadu_ps(from.add(i * from_stride)));
+        let (ab_low, ab_high) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+        let (cd_low, cd_high) = (_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+        _mm_storeu_ps(to, _mm_movelh_ps(ab_low, cd_low));
+        _mm_storeu_ps(to.add(to_stride), _mm_movehl_ps(cd_low, ab_low));
+        _mm_storeu_ps(to.add(2 * to_stride), _mm_movelh_ps(ab_high, cd_high));
+        _mm_storeu_ps(to.add(3 * to_stride), _mm_movehl_ps(cd_high, ab_high));
+    }
+}
+
+/// Turns one square.
+///
+/// # Safety
+/// As [`transpose`], for [`SIDE`] rows and columns.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+unsafe fn transpose_square(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    for p in 0..SIDE {
+        for i in 0..SIDE {
+            // SAFETY: as the caller promises.
+            unsafe { *to.add(p * to_stride + i) = *from.add(i * from_stride + p) };
         }
     }
 }
@@ -222,7 +259,7 @@ pub(super) unsafe fn transpose(
 /// read before it is written.
 ///
 /// # Safety
-/// All pointers must be good for n elements, and an output be the same as an input or apart from it.
+/// All pointers must be good for n elements, and an output be an input or apart from it.
 #[inline(always)]
 pub(super) unsafe fn map<const I: usize, const O: usize>(
     n: usize,

@@ -51,8 +51,8 @@ impl Team {
     }
 }
 
-/// One call of a kernel's closure. Not itself a closure: the shim by which an `Fn` closure is called
-/// as an `FnOnce` is not `inline(always)`, and would keep the body from the instruction set.
+/// One call of a kernel's closure. Not itself a closure: the shim by which an `Fn` closure is
+/// called as an `FnOnce` is not `inline(always)`, and would keep the body from the instruction set.
 struct Task<'a, F> {
     f: &'a F,
     i: usize,

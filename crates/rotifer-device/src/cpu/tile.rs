@@ -2,13 +2,17 @@
 //!
 //! One product form serves the blocked matmul and attention alike: rows of b lie contiguous, a is
 //! read one element at a time with any strides. Each element of c is one chain of fused
-//! multiply-adds in the order of k, wherever it lies in a tile and whatever the instruction set: how
-//! a product is cut never changes its bits.
+//! multiply-adds in the order of k, wherever it lies in a tile and whatever the instruction set:
+//! how a product is cut never changes its bits.
 
 use pulp::{Simd, WithSimd};
 
 /// Vectors in a full tile's row.
 const VECTORS: usize = 2;
+/// Largest k of a [`product`] whose n is not a multiple of the vectors' length.
+pub(super) const TAIL_DEPTH: usize = 64;
+/// The longest vectors.
+const TAIL_LANES: usize = 16;
 
 /// a of a product: element (i, p) is `ptr[i * rs + p * cs]`.
 #[derive(Clone, Copy)]
@@ -45,7 +49,10 @@ pub(super) const fn tile_cols<S: Simd>() -> usize {
     VECTORS * S::F32_LANES
 }
 
-/// `c = a b` or `c += a b` for operands that fit the cache. a: [m, k], b: [k, n], c: [m, n].
+/// `c = a b` or `c += a b` for operands that fit the cache. a: `[m, k]`, b: `[k, n]`, c: `[m, n]`.
+///
+/// # Panics
+/// If k is more than [`TAIL_DEPTH`] and n not a multiple of the vectors' length.
 ///
 /// # Safety
 /// All three must be good for their shapes, and c be apart from a and b.
@@ -57,20 +64,39 @@ pub(super) unsafe fn product<S: Simd>(
     b: Right,
     c: Out,
 ) {
-    for j in (0..n).step_by(tile_cols::<S>()) {
-        let cols = tile_cols::<S>().min(n - j);
+    let lanes = S::F32_LANES;
+    let whole = n / lanes * lanes;
+    for j in (0..whole).step_by(tile_cols::<S>()) {
+        let cols = tile_cols::<S>().min(whole - j);
         // SAFETY: columns j..j + cols of b and c, within their shapes.
         unsafe {
             let (b, c) = (Right { ptr: b.ptr.add(j), ..b }, Out { ptr: c.ptr.add(j), ..c });
             strip(simd, (m, cols, k), a, b, c);
         }
     }
+    if whole < n {
+        // `strip` reads whole vectors of b, so the last columns are copied to where it may.
+        assert!(k <= TAIL_DEPTH && lanes <= TAIL_LANES);
+        let mut tail = [0.0_f32; TAIL_DEPTH * TAIL_LANES];
+        for (p, row) in tail.chunks_exact_mut(lanes).take(k).enumerate() {
+            for (j, x) in row[..n - whole].iter_mut().enumerate() {
+                // SAFETY: element (p, whole + j) of b.
+                *x = unsafe { *b.ptr.add(p * b.rs + whole + j) };
+            }
+        }
+        // SAFETY: the columns of c from `whole` on.
+        unsafe {
+            let (b, c) =
+                (Right { ptr: tail.as_ptr(), rs: lanes }, Out { ptr: c.ptr.add(whole), ..c });
+            strip(simd, (m, n - whole, k), a, b, c);
+        }
+    }
 }
 
-/// As [`product`], for n of at most one tile.
+/// As [`product`], for n of at most one tile, and any k.
 ///
 /// # Safety
-/// As [`product`].
+/// As [`product`]; rows of b must be good for n rounded up to whole vectors.
 #[inline(always)]
 pub(super) unsafe fn strip<S: Simd>(
     simd: S,
@@ -81,8 +107,8 @@ pub(super) unsafe fn strip<S: Simd>(
 ) {
     debug_assert!(n <= tile_cols::<S>());
     let lanes = S::F32_LANES;
-    // SAFETY: as the caller promises; a strip of less than full width is made of single vectors, the
-    // last of which touches only the elements that exist.
+    // SAFETY: as the caller promises; a strip of less than full width is made of single vectors,
+    // the last of which touches only the elements of c that exist.
     unsafe {
         if n == tile_cols::<S>() {
             return rows::<S, VECTORS>(simd, (m, lanes, k), a, b, c);
@@ -188,16 +214,10 @@ impl<const M: usize, const V: usize, const PACKED: bool> Tile<M, V, PACKED> {
         let mask = simd.mask_between_m32s(0, last as u32);
         let zero = simd.splat_f32s(0.0);
         let mut sums = [[zero; V]; M];
-        // SAFETY: b and c are touched in `last` elements of a single vector, or in whole vectors of a
-        // full tile; a in M rows and k columns.
+        // SAFETY: c is touched in `last` elements of a single vector, or in whole vectors of a full
+        // tile; b in whole vectors, a in M rows and k columns, as the caller promises.
         unsafe {
-            let load = |ptr: *const f32| {
-                if V == 1 {
-                    simd.mask_load_ptr_f32s(mask, ptr)
-                } else {
-                    ptr.cast::<S::f32s>().read_unaligned()
-                }
-            };
+            let load = |ptr: *const f32| ptr.cast::<S::f32s>().read_unaligned();
             let (mut a_at, mut b_at) = (a.ptr, b.ptr);
             for _ in 0..k {
                 let mut row = [zero; V];
@@ -217,13 +237,17 @@ impl<const M: usize, const V: usize, const PACKED: bool> Tile<M, V, PACKED> {
             }
             for i in 0..M {
                 for v in 0..V {
-                    let to = c.ptr.add(i * c.rs + v * lanes);
-                    let sum = sums[i][v];
-                    let sum = if c.add { simd.add_f32s(load(to), sum) } else { sum };
-                    if V == 1 {
-                        simd.mask_store_ptr_f32s(mask, to, sum);
-                    } else {
+                    let (to, mut sum) = (c.ptr.add(i * c.rs + v * lanes), sums[i][v]);
+                    if V > 1 || last == lanes {
+                        if c.add {
+                            sum = simd.add_f32s(load(to), sum);
+                        }
                         to.cast::<S::f32s>().write_unaligned(sum);
+                    } else {
+                        if c.add {
+                            sum = simd.add_f32s(simd.mask_load_ptr_f32s(mask, to), sum);
+                        }
+                        simd.mask_store_ptr_f32s(mask, to, sum);
                     }
                 }
             }

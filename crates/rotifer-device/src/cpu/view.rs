@@ -1,9 +1,9 @@
 //! Raw views of regions, and the rule that keeps kernels on them sound.
 //!
-//! The rule: a view is made only by `CpuDevice`, for the length of one kernel call, after it checked
-//! that the bytes exist and that outputs are apart from inputs where the kernel needs it. Regions are
-//! not `Send`, so no other kernel runs on these bytes meanwhile; within a kernel each task writes
-//! elements of its own. What is left to a kernel's `unsafe` is to stay within the view.
+//! The rule: a view is made only by `CpuDevice`, for the length of one kernel call, after it
+//! checked that the bytes exist and that outputs are apart from inputs where the kernel needs it.
+//! Regions are not `Send`, so no other kernel runs on these bytes meanwhile; within a kernel each
+//! task writes elements of its own. What is left to a kernel's `unsafe` is to stay within the view.
 
 use std::ops::Range;
 

@@ -182,13 +182,13 @@ impl Tolerances {
         let per_sum = 3.0 * UNIT * root(shape.seq * shape.heads / shape.kv_heads);
         let share = 3.0 * weight + per_dot + per_sum;
         let delta: f64 = (0..=i).map(|j| p[j] * size(dy_i, part(j, v))).sum();
-        for j in 0..=i {
-            let ds = scale * p[j] * (size(dy_i, part(j, v)) + delta) * share;
-            for l in 0..d {
-                self.y[dy_at + l] += 2.0 * weight * p[j] * part(j, v)[l].abs();
+        for (j, p) in p.iter().enumerate() {
+            let ds = scale * p * (size(dy_i, part(j, v)) + delta) * share;
+            for (l, dy) in dy_i.iter().enumerate() {
+                self.y[dy_at + l] += 2.0 * weight * p * part(j, v)[l].abs();
                 self.dqkv[at(i) + q + l] += ds * part(j, k)[l].abs();
                 self.dqkv[at(j) + k + l] += ds * part(i, q)[l].abs();
-                self.dqkv[at(j) + v + l] += share * p[j] * dy_i[l].abs();
+                self.dqkv[at(j) + v + l] += share * p * dy.abs();
             }
         }
     }

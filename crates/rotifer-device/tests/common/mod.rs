@@ -37,14 +37,14 @@ const FIELD: usize = 1 << 21;
 /// A quiet NaN with a payload that no arithmetic makes.
 const SENTINEL: f32 = f32::from_bits(0x7FC0_5E47);
 
-/// Runs `check` on 64 cases and on each device, and compares the bits of all outputs.
+/// Runs `check` on 128 cases and on each device, and compares the bits of all outputs.
 pub fn for_all<S: Strategy>(
     devices: &[&dyn Device],
     cases: S,
     check: impl Fn(&Field<'_>, &S::Value),
 ) {
     let fields: Vec<Field<'_>> = devices.iter().map(|device| Field::new(*device)).collect();
-    let config = Config { cases: 64, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 128, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let outcome = TestRunner::new_with_rng(config, rng).run(&cases, |case| {
         for field in &fields {
@@ -89,7 +89,8 @@ impl<'d> Field<'d> {
         };
         let mut counting = Arena::counting();
         build(&mut counting);
-        let (floats, doubles) = build(&mut Arena::live(device, &counting.plan()));
+        let (floats, doubles) =
+            build(&mut Arena::live(device, &counting.plan()).expect("little memory"));
         let (placed, outputs) = (RefCell::default(), RefCell::default());
         Field { device, floats, doubles, placed, used: Cell::new(0), outputs }
     }
@@ -130,8 +131,8 @@ impl<'d> Field<'d> {
         self.doubles.slice(1..2)
     }
 
-    /// A matrix of these values, row by row as the kernel shall see them. Its margins are sentinels,
-    /// and its region ends with its last element.
+    /// A matrix of these values, row by row as the kernel shall see them. Its margins are
+    /// sentinels, and its region ends with its last element.
     pub fn matrix(&self, values: &[f32], [rows, cols]: [usize; 2], layout: Layout) -> Mat {
         assert_eq!(values.len(), rows * cols);
         let (stored_rows, stored_cols) =
@@ -226,8 +227,8 @@ pub fn abs(values: &[f64]) -> Vec<f64> {
     values.iter().map(|x| x.abs()).collect()
 }
 
-/// What an output holds before the call: with `Set` a NaN, so that a kernel which adds is found out;
-/// and what its result adds to.
+/// What an output holds before the call: with `Set` a NaN, so that a kernel which adds is found
+/// out; and what its result adds to.
 pub fn before(write: Write, numbers: &mut Numbers, n: usize) -> (Vec<f32>, Vec<f64>) {
     match write {
         Write::Set => (vec![SENTINEL; n], vec![0.0; n]),

@@ -25,8 +25,8 @@ pub fn check_adamw(devices: &[&dyn Device]) {
         let [old_w, g, old_m, old_v] = [&w, &g, &m, &v].map(|values| wide(values));
         let (mut w, mut m, mut v) = (old_w.clone(), old_m.clone(), old_v.clone());
         reference::adamw(&step, &mut w, &g, &mut m, &mut v);
-        // A handful of roundings each. m may cancel, so its error is in terms of what it is made of;
-        // v is a sum of positive terms, so the update's denominator is good to a few u.
+        // A handful of roundings each. m may cancel, so its error is in terms of what it is made
+        // of; v is a sum of positive terms, so the update's denominator is good to a few u.
         let m_off = |i: usize| 4.0 * UNIT * (old_m[i].abs() + g[i].abs());
         assert_close("m", &field.values(m_at), &m, m_off);
         assert_close("v", &field.values(v_at), &v, |i| 6.0 * UNIT * v[i]);

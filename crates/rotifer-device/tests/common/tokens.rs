@@ -99,8 +99,8 @@ pub fn check_loss(devices: &[&dyn Device]) {
         let values = wide(&logits.values);
         reference::loss_block(&values, 0, &logits.targets, &mut state);
         let (lse, loss) = reference::loss_finish(&state, &logits.targets);
-        // The sum's terms are positive, so it is off by a factor of v u, more for exponents of up to
-        // 40, rounded; the logarithm makes that absolute.
+        // The sum's terms are positive, so it is off by a factor of v u, more for exponents of up
+        // to 40, rounded; the logarithm makes that absolute.
         let off = |i: usize| UNIT * (v as f64 + 60.0 + 2.0 * lse[i].abs());
         assert_close("lse", &field.values(lse_at), &lse, off);
         let all: f64 = (0..t).map(off).sum();

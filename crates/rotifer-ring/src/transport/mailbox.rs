@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[cfg(loom)]
@@ -117,7 +118,13 @@ struct Meeting<P> {
 pub(crate) struct Office<M, P> {
     boxes: Box<[Monitor<Mailbox<M>>]>,
     meeting: Monitor<Meeting<P>>,
+    /// What each rank waits for: the number of a rank, [`A_MEETING`] or [`NOTHING`]. Only read to
+    /// say who is to blame when a wait has taken too long, so it needs no order with anything else.
+    waiting: Box<[AtomicUsize]>,
 }
+
+const NOTHING: usize = usize::MAX;
+const A_MEETING: usize = usize::MAX - 1;
 
 impl<M: Copy, P: Copy> Office<M, P> {
     /// For ranks `0..world`.
@@ -131,12 +138,60 @@ impl<M: Copy, P: Copy> Office<M, P> {
         Office {
             boxes: (0..world).map(|_| Monitor::new(mailbox(), world)).collect(),
             meeting: Monitor::new(meeting, world),
+            waiting: (0..world).map(|_| AtomicUsize::new(NOTHING)).collect(),
         }
     }
 
-    /// Puts a message in the mailbox of rank `to`. Waits only if the channel is full.
+    /// Lets `wait` run for `rank`, noting what it waits for. If that takes too long, the ranks to
+    /// blame are those that wait for nobody themselves: ranks in a row reach the deadline together,
+    /// and whoever is first would name its neighbour.
+    fn noted<R>(
+        &self,
+        rank: usize,
+        what: usize,
+        wait: impl FnOnce() -> Result<R, Interrupt>,
+    ) -> Result<R, Interrupt> {
+        self.waiting[rank].store(what, Ordering::Relaxed);
+        let result = wait();
+        let result = result.map_err(|interrupt| match interrupt {
+            Interrupt::Silent(ranks) => Interrupt::Silent(self.to_blame(rank, ranks)),
+            other => other,
+        });
+        self.waiting[rank].store(NOTHING, Ordering::Relaxed);
+        result
+    }
+
+    /// The ranks behind `first`, for which `rank` waits, that wait for nobody; `first` if there is
+    /// none.
+    fn to_blame(&self, rank: usize, first: Vec<usize>) -> Vec<usize> {
+        let mut seen = vec![false; self.waiting.len()];
+        seen[rank] = true;
+        let mut open = first.clone();
+        let mut found = Vec::new();
+        while let Some(next) = open.pop() {
+            if std::mem::replace(&mut seen[next], true) {
+                continue;
+            }
+            match self.waiting[next].load(Ordering::Relaxed) {
+                NOTHING => found.push(next),
+                A_MEETING => {
+                    let guarded = self.meeting.lock();
+                    let meeting = &guarded.state;
+                    let here = |r: usize| meeting.posts[parity(meeting.round + 1)][r].is_some();
+                    open.extend((0..seen.len()).filter(|&r| !here(r)));
+                }
+                other => open.push(other),
+            }
+        }
+        found.sort_unstable();
+        if found.is_empty() { first } else { found }
+    }
+
+    /// Puts a message of rank `from` in the mailbox of rank `to`. Waits only if the channel is
+    /// full.
     pub fn send(
         &self,
+        from: usize,
         to: usize,
         channel: usize,
         message: M,
@@ -146,7 +201,7 @@ impl<M: Copy, P: Copy> Office<M, P> {
             let queue = &mut mailbox.queues[channel];
             (queue.len() < NUM_SLOTS).then(|| queue.push_back(message))
         };
-        self.boxes[to].wait(deadline, put, |_, rank| rank == to)?;
+        self.noted(from, to, || self.boxes[to].wait(deadline, put, |_, rank| rank == to))?;
         self.boxes[to].changed.notify_all();
         Ok(())
     }
@@ -168,7 +223,8 @@ impl<M: Copy, P: Copy> Office<M, P> {
                 .pop_front()
                 .or_else(|| queues.iter_mut().find(|q| q.front().is_some_and(&stray))?.pop_front())
         };
-        let message = self.boxes[rank].wait(deadline, take, |_, other| other == from)?;
+        let wait = || self.boxes[rank].wait(deadline, take, |_, other| other == from);
+        let message = self.noted(rank, from, wait)?;
         self.boxes[rank].changed.notify_all();
         Ok(message)
     }
@@ -189,7 +245,7 @@ impl<M: Copy, P: Copy> Office<M, P> {
     ) -> Result<(), Interrupt> {
         let taken =
             |mailbox: &mut Mailbox<M>| (mailbox.acknowledged[channel] >= sequence).then_some(());
-        self.boxes[rank].wait(deadline, taken, |_, other| other == by)
+        self.noted(rank, by, || self.boxes[rank].wait(deadline, taken, |_, other| other == by))
     }
 
     /// Brings `post` to the next round. Returns the number of the round, from 1.
@@ -211,12 +267,12 @@ impl<M: Copy, P: Copy> Office<M, P> {
         round
     }
 
-    /// Waits until all ranks have come to `round`.
-    pub fn all_here(&self, round: u64, deadline: Duration) -> Result<(), Interrupt> {
+    /// Waits, as `rank`, until all ranks have come to `round`.
+    pub fn all_here(&self, rank: usize, round: u64, deadline: Duration) -> Result<(), Interrupt> {
         let complete = |meeting: &mut Meeting<P>| (meeting.round >= round).then_some(());
         let absent =
             |meeting: &Meeting<P>, rank: usize| meeting.posts[parity(round)][rank].is_none();
-        self.meeting.wait(deadline, complete, absent)
+        self.noted(rank, A_MEETING, || self.meeting.wait(deadline, complete, absent))
     }
 
     /// What `rank` brought to a round that is complete; until the caller comes to the next one.

@@ -115,7 +115,7 @@ impl Threads {
         let round = office.come(self.rank, post);
         let place = |collective| Place::Collective { collective, sequence: round };
         office
-            .all_here(round, self.world.deadline)
+            .all_here(self.rank, round, self.world.deadline)
             .map_err(|interrupt| self.error(interrupt, place(collective)))?;
         for rank in 0..self.world.ranks {
             let theirs = office.post(round, rank);
@@ -168,7 +168,7 @@ impl Transport for Threads {
         let message = Message { header, region: send.lend() };
         world
             .office
-            .send(to, header.channel(), message, world.deadline)
+            .send(self.rank, to, header.channel(), message, world.deadline)
             .map_err(|interrupt| self.error(interrupt, header.place(world.ranks)))
     }
 

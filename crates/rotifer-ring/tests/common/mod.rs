@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rotifer_device::{Arena, CpuDevice, Device, Dtype, Purpose, Region};
 use rotifer_ring::schedule::Pass;
-use rotifer_ring::{Comm, Error, HopMode, Lane, Result, Tag, launch};
+use rotifer_ring::{Comm, Error, Hop, HopMode, Lane, Result, Tag, launch};
 
 pub const MODES: [HopMode; 2] = [HopMode::HandOver, HopMode::Copy];
 pub const PASSES: [Pass; 2] = [Pass::Forward, Pass::Backward];
@@ -48,7 +48,7 @@ pub fn regions<const N: usize>(
     let take = |arena: &mut Arena| lens.map(|len| arena.take(Purpose::Travel, dtype, len));
     let mut counting = Arena::counting();
     take(&mut counting);
-    let mut arena = Arena::live(dev, &counting.plan());
+    let mut arena = Arena::live(dev, &counting.plan()).expect("little memory");
     let taken = take(&mut arena);
     comm.share(dev, arena.memory().expect("a live arena has memory"))?;
     Ok(taken)
@@ -75,4 +75,18 @@ pub fn noise(rank: usize, i: usize) -> f64 {
     let z = ((rank as u64 + 1) * 0x9e37_79b9_7f4a_7c15) ^ (i as u64 * 0xd1b5_4a32_d192_ed03);
     let z = (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     ((z >> 11) as f64 / (1_u64 << 53) as f64 - 0.5) * f64::powi(10.0, (z % 7) as i32)
+}
+
+/// [`Comm::start`], for tests.
+pub fn start(
+    comm: &Comm,
+    dev: &dyn Device,
+    tag: Tag,
+    send: Region,
+    expect: usize,
+    into: Option<Region>,
+) -> Result<Hop> {
+    // SAFETY: tests write to a region before they hand it on and, in hand-over mode, leave it alone
+    // until the ranks have met again.
+    unsafe { comm.start(dev, tag, send, expect, into) }
 }

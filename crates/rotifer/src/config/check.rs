@@ -1,6 +1,7 @@
 //! Checks of a config that is complete: ranges of single values, then what must fit together.
 
 use super::{Config, Error, ScheduleKind, Strategy};
+use crate::layers::HEAD_DIM_MAX;
 
 /// A bound of a single value; NaN is within none.
 fn check(key: &'static str, value: f64, inside: bool, allowed: &'static str) -> Result<(), Error> {
@@ -81,9 +82,33 @@ impl Config {
         if !width.is_multiple_of(heads) {
             return Err(Error::HeadsDoNotDivideWidth { heads, width });
         }
+        if width / heads > HEAD_DIM_MAX {
+            return Err(Error::HeadTooWide { heads, width, most: HEAD_DIM_MAX });
+        }
         let (seq, context) = (self.seq(), self.model.context);
         if seq > context {
             return Err(Error::SeqExceedsContext { seq, context });
+        }
+        self.check_size()
+    }
+
+    /// Checks that sizes can be counted: products of them must stay far from what integers hold.
+    fn check_size(&self) -> Result<(), Error> {
+        let model = &self.model;
+        let sizes = [
+            self.vocab_size(),
+            model.context,
+            model.width,
+            self.mlp_width(),
+            model.layers,
+            self.train.batch,
+        ];
+        let [v, p, c, f, l, b] = sizes.map(|n| n as f64);
+        let weights = (v + p) * c + l * (4.0 * c * c + 2.0 * c * f);
+        let activations = b * p * (l * (10.0 * c + f) + v);
+        // 4 bytes each, in four copies; 2^58 bytes are more than all memory there is.
+        if (weights + activations) * 16.0 > 2f64.powi(58) {
+            return Err(Error::TooLarge { weights, activations });
         }
         Ok(())
     }

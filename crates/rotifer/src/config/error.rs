@@ -99,6 +99,31 @@ pub enum Error {
         /// What it may be.
         allowed: &'static str,
     },
+    /// Sizes that no machine has room for.
+    #[error(
+        "the sizes of [model] and train.batch make {weights:e} weights and {activations:e} \
+         activations, more than any machine holds; look for a size with too many digits"
+    )]
+    TooLarge {
+        /// Number of weights, about.
+        weights: f64,
+        /// Number of activations of one step, about.
+        activations: f64,
+    },
+    /// Heads that are wider than the kernels.
+    #[error(
+        "model.width = {width} over model.heads = {heads} makes heads of {} channels; at most \
+         {most} are built, so take {} heads or more",
+        width / heads, width.div_ceil(*most)
+    )]
+    HeadTooWide {
+        /// Number of heads.
+        heads: usize,
+        /// Columns of the stream.
+        width: usize,
+        /// Most channels of a head.
+        most: usize,
+    },
     /// Heads of unequal width.
     #[error(
         "model.heads = {heads} does not divide model.width = {width}; the nearest widths that it \

@@ -15,18 +15,21 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// d: channels per head, 16 to 256.
+    /// d: channels per head, at most 256.
     pub head_dim: usize,
     /// Base of the rotary embedding, if positions enter here.
     pub rotary_theta: Option<f32>,
 }
 
-/// `y = out(attention(qkv(x)))`, causal. x, y: [t, c]; the projection [t, (h + 2k) d] is cut along
-/// its columns wherever that falls, also within a head: in the end a rank sees all columns of its own
-/// slice, so neither heads nor key/value heads need divide by N. Attention itself is local.
+/// Most channels of a head: what the attention kernels have room for.
+pub const HEAD_DIM_MAX: usize = 256;
+
+/// `y = out(attention(qkv(x)))`, causal. x, y: `[t, c]`; the projection `[t, (h + 2k) d]` is cut
+/// along its columns wherever that falls, also within a head: in the end a rank sees all columns of
+/// its own slice, so neither heads nor key/value heads need divide by N. Attention itself is local.
 ///
-/// Bytes: the weights of two [`Linear`]s; saves t ((2h + 2k) d + h): q, k, v, the heads' outputs and
-/// one number per query and head; scratch for dq, dk, dv.
+/// Bytes: the weights of two [`Linear`]s; saves t ((2h + 2k) d + h): q, k, v, the heads' outputs
+/// and one number per query and head; scratch for dq, dk, dv.
 ///
 /// Source: paper section 3.1; `torch.nn.functional.scaled_dot_product_attention(is_causal=True)`.
 #[derive(Debug)]
@@ -105,11 +108,13 @@ impl Layer for SelfAttention {
         let qkv_width = (heads + 2 * kv_heads) * head_dim;
         let projected = self.qkv.width_out(width_in);
         let odd = rotary_theta.is_some() && head_dim % 2 == 1;
-        if kv_heads == 0 || heads % kv_heads != 0 || projected != qkv_width || odd {
+        let wide = head_dim > HEAD_DIM_MAX;
+        if kv_heads == 0 || heads % kv_heads != 0 || projected != qkv_width || odd || wide {
             return Err(Error::Shape {
                 what: format!(
                     "attention {}: {heads} query heads must be a multiple of {kv_heads} key/value \
-                     heads, a rotary head of {head_dim} channels even, and the projection's \
+                     heads, the {head_dim} channels of a head at most {HEAD_DIM_MAX} (and even, if \
+                     rotary), and the projection's \
                      {projected} columns equal (heads + 2 kv_heads) x head_dim = {qkv_width}",
                     self.name
                 ),

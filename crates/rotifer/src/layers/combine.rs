@@ -89,7 +89,7 @@ impl Layer for Seq {
                 self.links.push(if !self.parts[i + 1].backward_reads_input() {
                     Link::Passing(b.scratch(Dtype::F32, t * width))
                 } else if self.parts[i].is_cheap()
-                    && !matches!(self.links.last(), Some(Link::Remade(_)))
+                    && matches!(self.links.last(), None | Some(Link::Kept(_)))
                 {
                     Link::Remade(b.scratch(Dtype::F32, t * width))
                 } else {
@@ -161,12 +161,16 @@ impl Layer for Seq {
         self.parts.first().is_none_or(|part| part.backward_reads_input())
     }
 
+    fn can_add(&self) -> bool {
+        self.parts.last().is_none_or(|part| part.can_add())
+    }
+
     fn runs_in_place(&self) -> bool {
         self.parts.iter().all(|part| part.runs_in_place())
     }
 }
 
-/// `y = x + f(x)`. x, y: [t, c].
+/// `y = x + f(x)`. x, y: `[t, c]`.
 ///
 /// Backward: `dx = dy + f'(x) dy`, in place on the stream's gradient.
 ///
@@ -179,8 +183,8 @@ pub struct Residual {
 
 impl Residual {
     /// A residual connection around `body`: a norm and a layer, usually. The last part of the body
-    /// must have read all of dy before the first one adds to dx, so it needs two parts at least, and
-    /// not all of them residual.
+    /// must have read all of dy before the first one adds to dx, so it needs two parts at least,
+    /// and not all of them residual.
     #[must_use]
     pub const fn new(body: Seq) -> Residual {
         Residual { body, width: 0 }
@@ -194,8 +198,13 @@ impl Layer for Residual {
 
     fn build(&mut self, b: &mut Builder<'_>, width_in: usize) -> Result<()> {
         if self.body.parts.len() < 2 || self.body.runs_in_place() {
-            let what = "the body of a Residual needs two parts at least, such as a norm and a layer, \
-                        and not all of them residual";
+            let what = "the body of a Residual needs two parts at least, such as a norm and a \
+                        layer, and not all of them residual";
+            return Err(Error::Shape { what: what.into() });
+        }
+        if !self.body.can_add() {
+            let what = "the body of a Residual cannot end in a norm, which does not add to its \
+                        output; put the norm before the layer, or behind the Residual";
             return Err(Error::Shape { what: what.into() });
         }
         let got = self.body.width_out(width_in);

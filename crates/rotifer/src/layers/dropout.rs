@@ -6,7 +6,7 @@ use crate::build::Builder;
 use crate::error::Result;
 use crate::layer::{Context, Layer, Phase};
 
-/// `y = x / (1 - p)` with probability 1 - p, else 0; the identity in evaluation. x, y: [t, c].
+/// `y = x / (1 - p)` with probability 1 - p, else 0; the identity in evaluation. x, y: `[t, c]`.
 ///
 /// The mask is a function of (seed, step, layer, place in the global batch), so it is the same for
 /// any N, and backward makes it again.

@@ -2,10 +2,10 @@
 
 use rotifer_device::{Mat, Region, Write};
 use rotifer_ring::Tour;
-use rotifer_ring::schedule::Pass;
+use rotifer_ring::schedule::{Pass, part};
 
 use crate::build::{Builder, Tensor, Unit, UnitSpec};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layer::Context;
 use crate::params::{Init, Layout};
 use crate::sharded::{Sharded, Visit};
@@ -31,19 +31,21 @@ pub enum IdSource {
     Positions,
 }
 
-/// `y[i] = table[ids[i]]` or `+=`. table: [v, c], cut along v; y: [t, c].
+/// `y[i] = table[ids[i]]` or `+=`. table: `[v, c]`, cut along v; y: `[t, c]`.
 ///
 /// Backward: `dtable[ids[i]] += dy[i]`; there is no dx.
 ///
-/// Bytes: holds v/N x c weights; saves nothing; a shard travels, or 2 x t (c + 1) of rows and ids.
+/// Bytes: holds v/N x c weights; saves nothing; a shard travels, or a block of ids and rows.
 ///
-/// Source: `torch.nn.Embedding`. Which way is cheaper is not in the paper, whose table always rotates.
+/// Source: `torch.nn.Embedding`. Which way is cheaper is not in the paper, whose table always
+/// rotates.
 #[derive(Debug)]
 pub struct Embedding {
     table: Table,
-    ids: IdSource,
     route: EmbeddingRoute,
     by_rows: bool,
+    /// Blocks of tokens that tour one after the other.
+    blocks: usize,
     unit: Option<Unit>,
 }
 
@@ -63,7 +65,8 @@ impl Embedding {
     pub fn new(name: &str, rows: usize, width: usize, std: f32, ids: IdSource) -> Embedding {
         let init = Init::Normal { std };
         let table = Table { name: name.into(), rows, width, init, ids };
-        Embedding { table, ids, route: EmbeddingRoute::Fewest, by_rows: false, unit: None }
+        let route = EmbeddingRoute::Fewest;
+        Embedding { table, route, by_rows: false, blocks: 1, unit: None }
     }
 
     /// With this route.
@@ -84,6 +87,11 @@ impl Embedding {
     /// If a unit of the same name has another shape.
     pub fn build(&mut self, b: &mut Builder<'_>) -> Result<()> {
         let (t, world, c) = (b.tokens_max(), b.world(), self.table.width);
+        if self.table.ids == IdSource::Positions && self.table.rows < b.options().seq {
+            let (rows, seq) = (self.table.rows, b.options().seq);
+            let what = format!("rows of {seq} tokens need as many position embeddings, not {rows}");
+            return Err(Error::Shape { what });
+        }
         self.unit = Some(b.unit(self.table.spec())?);
         // Table: forward and gradient each N - 1 hops of a shard. Rows: N hops there, N - 1 back.
         let table_elements = 2 * (world - 1) * self.table.rows.div_ceil(world) * c;
@@ -93,8 +101,8 @@ impl Embedding {
             EmbeddingRoute::Table => false,
             EmbeddingRoute::Rows => true,
         };
-        if self.by_rows && world > 1 {
-            b.travels(t, t * c);
+        if self.by_rows {
+            self.blocks = b.tour_blocks(c);
         }
         Ok(())
     }
@@ -107,8 +115,7 @@ impl Embedding {
         if !self.by_rows {
             return rotated::forward(cx, &self.table, self.unit(), y, y, write);
         }
-        let tour = self.tour(cx, y, true);
-        self.tour_ring(cx, Pass::Forward, &tour, |table, first, ids, rows| {
+        self.tour(cx, Pass::Forward, y, |table, first, ids, rows| {
             cx.dev.embedding(ids, table, first, rows, write);
         })
     }
@@ -121,39 +128,50 @@ impl Embedding {
         if !self.by_rows {
             return rotated::backward(cx, &self.table, self.unit(), dy, dy, dy, Write::Add);
         }
-        let tour = self.tour(cx, dy, false);
-        self.tour_ring(cx, Pass::Backward, &tour, |table, first, ids, rows| {
+        self.tour(cx, Pass::Backward, dy, |table, first, ids, rows| {
             cx.dev.embedding_backward(ids, rows, table, first);
         })
     }
 
-    fn tour(&self, cx: &Context<'_>, rows: Region, bring_back: bool) -> Tour {
-        let ids = self.ids.region(cx);
-        Tour { unit: self.unit().number(), ids, rows, width: self.table.width, bring_back }
-    }
-
-    /// Takes every slice past this rank's shards: `f(part of the table, its first row, ids, rows)`.
-    fn tour_ring(
+    /// Takes the ids and rows of every rank's slice past this rank's shards, block after block:
+    /// `f(part of the table, its first row, ids, rows)`. `rows` is as long as the largest slice.
+    fn tour(
         &self,
         cx: &Context<'_>,
         pass: Pass,
-        tour: &Tour,
+        rows: Region,
         f: impl Fn(Mat, usize, Region, Mat),
     ) -> Result<()> {
-        let rank = cx.ring.comm().rank();
-        let c = self.table.width;
-        let len = |k| cx.batch.slices.rows(k).len() * cx.batch.seq;
-        cx.ring.tour(cx.dev, pass, tour, len, |ids, rows| {
-            for shards in self.unit().groups() {
-                let held = shards.cut.shard(shards.group, rank);
-                let home = match pass {
-                    Pass::Forward => shards.weights,
-                    Pass::Backward => shards.gradients,
-                };
-                let table = Mat::new(home, held.len(), c);
-                f(table, held.start, ids, Mat::new(rows, ids.len(), c));
-            }
-        })?;
+        let (rank, c) = (cx.ring.comm().rank(), self.table.width);
+        let ids = self.table.ids.region(cx);
+        for block in 0..self.blocks {
+            let tokens = |k| part(cx.batch.slices.rows(k).len() * cx.batch.seq, self.blocks, block);
+            let start = tokens(rank).start;
+            let tour = Tour {
+                unit: self.unit().number(),
+                ids: ids.slice(start..ids.len()),
+                rows: rows.slice(start * c..rows.len()),
+                width: c,
+                bring_back: pass == Pass::Forward,
+            };
+            cx.ring.tour(
+                cx.dev,
+                pass,
+                &tour,
+                |k| tokens(k).len(),
+                |ids, rows| {
+                    for shards in self.unit().groups() {
+                        let held = shards.cut.shard(shards.group, rank);
+                        let home = match pass {
+                            Pass::Forward => shards.weights,
+                            Pass::Backward => shards.gradients,
+                        };
+                        let table = Mat::new(home, held.len(), c);
+                        f(table, held.start, ids, Mat::new(rows, ids.len(), c));
+                    }
+                },
+            )?;
+        }
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use crate::strategy::rotated;
 /// What becomes of the logits between forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// Made again in backward: they never exist for more than one shard and [`ROWS`] tokens.
+    /// Made again in backward: they never exist for more than one shard and `ROWS` (512) tokens.
     Recomputed,
     /// This rank's own, t x v of them, are kept: one product of the head in four is saved.
     Kept,
@@ -24,17 +24,18 @@ pub enum Logits {
 /// speed.
 pub const ROWS: usize = 512;
 
-/// Most classes in one shard. Bounds the logits on a single rank, where nothing else cuts the table.
+/// Most classes in one shard. Bounds the logits on a single rank, where nothing else cuts the
+/// table.
 pub(super) const CLASSES_MAX: usize = 4096;
 
-/// `loss = sum over tokens of -log softmax(x W^T)[target]`. x: [t, c], W: [v, c].
+/// `loss = sum over tokens of -log softmax(x W^T)[target]`. x: `[t, c]`, W: `[v, c]`.
 ///
 /// Shard k makes the logits of its classes; a running maximum and sum per token join the shards
 /// (online softmax). Backward makes each shard's logits again: `d_k = (softmax - onehot) scale`,
 /// `dx += d_k W_k`, `dW_k += d_k^T x`. Negative targets are ignored.
 ///
 /// Bytes: holds v/N x c weights (none of its own if tied); saves 4 t, and t x v if the logits are
-/// kept; scratch for [`ROWS`] x one shard's classes; a shard travels.
+/// kept; scratch for `ROWS` (512) x one shard's classes; a shard travels.
 ///
 /// Source: paper section 3.1 for the cut; Milakov and Gimelshein 2018 for the online softmax;
 /// `torch.nn.functional.cross_entropy(ignore_index=-1)`.
@@ -42,9 +43,9 @@ pub(super) const CLASSES_MAX: usize = 4096;
 pub struct LmHead {
     maths: Head,
     unit: Option<Unit>,
-    /// [t, 3]: running maximum, running sum, target's logit.
+    /// `[t, 3]`: running maximum, running sum, target's logit.
     state: Region,
-    /// [t]
+    /// `[t]`
     lse: Region,
     /// (-inf, 0, 0): where every token's state starts.
     fresh: Region,
@@ -57,13 +58,14 @@ struct Head {
     width: usize,
     init: Init,
     logits: Logits,
-    /// [t, v_k] for shard after shard if kept, else [ROWS, v_k] for one.
+    /// `[t, v_k]` for shard after shard if kept, else [ROWS, v_k] for one.
     block: Region,
 }
 
 impl LmHead {
-    /// A head for `classes` classes with weights `name.weight`. If an embedding of the same name and
-    /// shape exists in the model, the two are tied: one table, one gradient, one optimiser state.
+    /// A head for `classes` classes with weights `name.weight`. If an embedding of the same name
+    /// and shape exists in the model, the two are tied: one table, one gradient, one optimiser
+    /// state.
     #[must_use]
     pub fn new(name: &str, classes: usize, width: usize, std: f32) -> LmHead {
         let none = Region::empty(Dtype::F32);
@@ -136,7 +138,7 @@ impl LmHead {
         rotated::backward(cx, &self.maths, self.unit(), x, lse, dx, Write::Set)
     }
 
-    /// `logits = x W^T` for `rows` rows, for sampling. x: [rows, c]; logits: [rows, v].
+    /// `logits = x W^T` for `rows` rows, for sampling. x: `[rows, c]`; logits: `[rows, v]`.
     ///
     /// # Errors
     /// If a neighbour in the ring fails.

@@ -9,7 +9,7 @@ use crate::params::{Init, Layout};
 use crate::sharded::{Sharded, Visit};
 use crate::strategy::Driven;
 
-/// `y = x W^T + b`. x: [t, c], W: [o, c], b: [o], y: [t, o].
+/// `y = x W^T + b`. x: `[t, c]`, W: `[o, c]`, b: `[o]`, y: `[t, o]`.
 ///
 /// Shard k holds rows k of W and b and fills columns k of y in place, so o need not divide by N.
 /// Backward: `dx += dy_k W_k`, `dW_k += dy_k^T x`, `db_k += sum over t of dy_k`.

@@ -30,8 +30,8 @@ pub enum Hidden {
     Recomputed,
 }
 
-/// `y = f(x U^T + b_u) D^T + b_d`, or gated ([`MlpKind`]). x, y: [t, c]; U, G: [f, c], D: [c, f],
-/// stored as its transpose so that a shard is a run of rows of each.
+/// `y = f(x U^T + b_u) D^T + b_d`, or gated ([`MlpKind`]). x, y: `[t, c]`; U, G: `[f, c]`, D: `[c,
+/// f]`, stored as its transpose so that a shard is a run of rows of each.
 ///
 /// Shard k makes hidden columns k and adds its share of y. Backward: `da = dy D_k`,
 /// `dh = f'(h) da`, `dx += dh U_k`; `dD_k^T += a^T dy`, `dU_k += dh^T x`.
@@ -51,7 +51,7 @@ pub struct Mlp {
     down_std: f32,
     std: f32,
     bias: (Region, Region),
-    /// Hidden before the activation, shard after shard: [t, f_k] each (gate, then up, if gated).
+    /// Hidden before the activation, shard after shard: `[t, f_k]` each (gate, then up, if gated).
     saved: Region,
     /// The same for one shard, if not saved; a plain MLP makes a from it in place.
     passing: Region,
@@ -132,7 +132,7 @@ impl Mlp {
         }
     }
 
-    /// One of the matrices [t, f_k] that lie one behind the other in `region`.
+    /// One of the matrices `[t, f_k]` that lie one behind the other in `region`.
     fn part(&self, region: Region, part: usize, len: usize) -> Region {
         region.slice(part * len..(part + 1) * len)
     }
@@ -166,40 +166,42 @@ impl Mlp {
         }
     }
 
-    fn tensor(&self, gpt2: &str, llama: &str, layout: Layout, std: f32) -> Tensor {
-        let (name, layout) = if self.gated() { (llama, Layout::Rows) } else { (gpt2, layout) };
-        let name = format!("{}.{name}.weight", self.name);
+    fn matrix(&self, part: &str, layout: Layout, std: f32) -> Tensor {
+        let name = format!("{}.{part}.weight", self.name);
         Tensor { name, width: self.width, layout, init: Init::Normal { std }, decay: true }
+    }
+
+    /// Every matrix has a row per hidden column. For the outer one that is the order of GPT-2's
+    /// Conv1D `[f, c]`, but the transpose of Llama's down_proj `[c, f]`.
+    fn tensors(&self) -> Vec<Tensor> {
+        if self.gated() {
+            return vec![
+                self.matrix("gate_proj", Layout::Rows, self.std),
+                self.matrix("up_proj", Layout::Rows, self.std),
+                self.matrix("down_proj", Layout::Transposed, self.down_std),
+            ];
+        }
+        let bias = Tensor {
+            name: format!("{}.c_fc.bias", self.name),
+            width: 1,
+            layout: Layout::Vector,
+            init: Init::Zeros,
+            decay: false,
+        };
+        vec![
+            self.matrix("c_fc", Layout::Transposed, self.std),
+            bias,
+            self.matrix("c_proj", Layout::Rows, self.down_std),
+        ]
     }
 }
 
 impl Sharded for Mlp {
     fn spec(&self) -> UnitSpec {
-        let mut tensors = Vec::new();
-        if self.gated() {
-            tensors.push(self.tensor("", "gate_proj", Layout::Rows, self.std));
-        }
-        tensors.push(self.tensor("c_fc", "up_proj", Layout::Transposed, self.std));
-        if !self.gated() {
-            tensors.push(Tensor {
-                name: format!("{}.c_fc.bias", self.name),
-                width: 1,
-                layout: Layout::Vector,
-                init: Init::Zeros,
-                decay: false,
-            });
-        }
-        // Stored with a row per hidden column: for GPT-2's Conv1D that is the file's own order, for
-        // Llama's down_proj [c, f] its transpose.
-        let mut down = self.tensor("c_proj", "down_proj", Layout::Rows, self.down_std);
-        if self.gated() {
-            down.layout = Layout::Transposed;
-        }
-        tensors.push(down);
         UnitSpec {
             name: self.name.clone(),
             rows: self.hidden_width,
-            tensors,
+            tensors: self.tensors(),
             shard_rows_max: usize::MAX,
             backward_reads_weights: true,
         }
@@ -213,7 +215,7 @@ impl Sharded for Mlp {
         expect_width(&self.name, self.width, width_in)?;
         if !self.gated() {
             let name = format!("{}.c_proj.bias", self.name);
-            self.bias = b.replicated(name, self.width, Init::Zeros);
+            self.bias = b.replicated(name, self.width, Init::Zeros)?;
         }
         let t = b.tokens_max();
         let save = b.options().train && self.hidden == Hidden::Saved;

@@ -8,10 +8,10 @@ use crate::error::Result;
 use crate::layer::{Context, Layer};
 use crate::params::Init;
 
-/// `y = norm(x) * w + b` over the last dimension. x, y: [t, c]; w, b: [c].
+/// `y = norm(x) * w + b` over the last dimension. x, y: `[t, c]`; w, b: `[c]`.
 ///
-/// Its parameters are small and every rank has them whole; their gradients are summed over the ranks
-/// once a step. Its output is made again in backward instead of being kept.
+/// Its parameters are small and every rank has them whole; their gradients are summed over the
+/// ranks once a step. Its output is made again in backward instead of being kept.
 ///
 /// Bytes: holds c or 2c weights on every rank; saves 2 t; nothing travels.
 ///
@@ -49,16 +49,16 @@ impl Layer for NormLayer {
 
     fn build(&mut self, b: &mut Builder<'_>, width_in: usize) -> Result<()> {
         expect_width(&self.name, self.width, width_in)?;
-        self.weight = b.replicated(format!("{}.weight", self.name), self.width, Init::Ones);
+        self.weight = b.replicated(format!("{}.weight", self.name), self.width, Init::Ones)?;
         if matches!(self.norm, Norm::Layer { .. }) {
-            self.bias = b.replicated(format!("{}.bias", self.name), self.width, Init::Zeros);
+            self.bias = b.replicated(format!("{}.bias", self.name), self.width, Init::Zeros)?;
         }
         self.stats = b.kept(Dtype::F32, 2 * b.tokens_max());
         Ok(())
     }
 
     fn forward(&self, cx: &Context<'_>, x: Region, y: Region, write: Write) -> Result<()> {
-        assert!(write == Write::Set, "a norm's output feeds a layer; nothing adds it to a stream");
+        assert!(write == Write::Set, "a norm cannot add; Residual refuses to end in one");
         let (x, y) = (Mat::new(x, cx.tokens(), self.width), Mat::new(y, cx.tokens(), self.width));
         let stats = self.stats.first(2 * cx.tokens());
         cx.dev.norm(self.norm, x, self.weight.0, self.bias.0, y, stats);
@@ -82,5 +82,9 @@ impl Layer for NormLayer {
 
     fn is_cheap(&self) -> bool {
         true
+    }
+
+    fn can_add(&self) -> bool {
+        false
     }
 }

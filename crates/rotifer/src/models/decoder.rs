@@ -10,7 +10,7 @@ use crate::layers::{Embedding, LmHead, NormLayer, Seq};
 
 /// `loss = head(norm(body(sum of embeddings)))`.
 ///
-/// The stream x: [t, c] enters the body and leaves it; both are kept. The normed stream and the
+/// The stream x: `[t, c]` enters the body and leaves it; both are kept. The normed stream and the
 /// stream's gradient are scratch.
 #[derive(Debug)]
 pub struct Decoder {
@@ -31,8 +31,9 @@ struct Regions {
     /// The normed stream, and its gradient.
     normed: Region,
     dnormed: Region,
-    /// The stream's gradient.
-    dx: Region,
+    /// The stream's gradient behind the body, and before it; one region if the body runs in place.
+    dx1: Region,
+    dx0: Region,
     /// One normed row per batch row, and their logits.
     picked: Region,
     logits: Region,
@@ -78,12 +79,18 @@ impl Model for Decoder {
         let (t, rows) = (b.tokens_max(), b.options().logits_rows);
         let train = usize::from(b.options().train);
         b.scope(|b| {
+            let dx1 = b.scratch(Dtype::F32, t * width * train);
             self.regions = Some(Regions {
                 x0: b.kept(Dtype::F32, t * width),
                 x1: b.kept(Dtype::F32, t * width),
                 normed: b.scratch(Dtype::F32, t * width),
                 dnormed: b.scratch(Dtype::F32, t * width * train),
-                dx: b.scratch(Dtype::F32, t * width * train),
+                dx1,
+                dx0: if self.body.runs_in_place() {
+                    dx1
+                } else {
+                    b.scratch(Dtype::F32, t * width * train)
+                },
                 picked: b.scratch(Dtype::F32, rows * width),
                 logits: b.scratch(Dtype::F32, rows * self.head.classes()),
             });
@@ -111,14 +118,15 @@ impl Model for Decoder {
     }
 
     fn backward(&self, cx: &Context<'_>) -> Result<()> {
-        let Regions { x0, x1, normed, dnormed, dx, .. } = self.regions();
+        let Regions { x0, x1, normed, dnormed, dx1, dx0, .. } = self.regions();
         let part = |r: Region| r.first(cx.tokens() * self.width);
         // Nothing has touched the normed stream since forward.
         self.head.backward(cx, part(normed), part(dnormed))?;
-        self.norm.backward(cx, part(x1), part(dnormed), part(dx), Write::Set)?;
-        self.body.backward(cx, part(x0), part(dx), part(dx), Write::Set)?;
+        self.norm.backward(cx, part(x1), part(dnormed), part(dx1), Write::Set)?;
+        self.body.backward(cx, part(x0), part(dx1), part(dx0), Write::Set)?;
         for embedding in self.embeddings.iter().rev() {
-            embedding.backward(cx, dx)?;
+            // The whole region, as in forward.
+            embedding.backward(cx, dx0)?;
         }
         Ok(())
     }

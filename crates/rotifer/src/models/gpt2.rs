@@ -9,6 +9,9 @@ use crate::layers::{
 };
 use crate::params::{Init, Layout};
 
+/// Added to the variance in GPT-2's layer norms.
+pub(super) const LAYER_NORM_EPS: f32 = 1e-5;
+
 /// Sizes and options of a GPT-2.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2 {
@@ -36,19 +39,19 @@ pub struct Gpt2 {
     pub logits: Logits,
     /// How embeddings meet their tokens.
     pub embedding: EmbeddingRoute,
-    /// Standard deviation of initial weights; the projections back to the stream get this divided by
-    /// the root of twice the number of layers.
+    /// Standard deviation of initial weights; the projections back to the stream get this divided
+    /// by the root of twice the number of layers.
     pub init_std: f32,
 }
 
 /// The model, with the parameter names and layouts of Hugging Face's `GPT2LMHeadModel`.
 ///
-/// Source: Radford et al. 2019; `transformers` `modeling_gpt2`. Dropout of attention probabilities is
-/// left out: flash attention has no such matrix.
+/// Source: Radford et al. 2019; `transformers` `modeling_gpt2`. Dropout of attention probabilities
+/// is left out: flash attention has no such matrix.
 #[must_use]
 pub fn gpt2(spec: &Gpt2) -> Decoder {
     let Gpt2 { width, init_std: std, .. } = *spec;
-    let eps = 1e-5;
+    let eps = LAYER_NORM_EPS;
     let branch_std = std / (2.0 * spec.layers as f32).sqrt();
     let norm = |name: &str| NormLayer::new(name, width, Norm::Layer { eps });
     let conv = |name: &str, o, std| {

@@ -5,7 +5,8 @@ use std::path::Path;
 use rotifer_device::Activation;
 use serde::{Deserialize, Serialize};
 
-use super::Gpt2;
+use super::gpt2::{Gpt2, LAYER_NORM_EPS};
+use crate::checkpoint::CONFIG;
 use crate::error::{Error, Result};
 use crate::layers::{EmbeddingRoute, Hidden, Logits};
 
@@ -38,6 +39,12 @@ pub struct HfConfig {
     pub initializer_range: f32,
     #[serde(default = "yes")]
     pub tie_word_embeddings: bool,
+    #[serde(default = "yes")]
+    pub scale_attn_weights: bool,
+    #[serde(default)]
+    pub scale_attn_by_inverse_layer_idx: bool,
+    #[serde(default)]
+    pub add_cross_attention: bool,
     #[serde(default)]
     pub bos_token_id: Option<u32>,
     #[serde(default)]
@@ -51,7 +58,8 @@ fn gelu_new() -> String {
     "gelu_new".into()
 }
 
-const fn eps() -> f64 {
+fn eps() -> f64 {
+    // As written: 1e-5, not the nearest f32 of it.
     1e-5
 }
 
@@ -88,10 +96,27 @@ impl HfConfig {
             layer_norm_epsilon: eps(),
             initializer_range: model.init_std,
             tie_word_embeddings: model.tied,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            add_cross_attention: false,
             bos_token_id: end_of_text,
             eos_token_id: end_of_text,
             rotifer_tokenizer: tokenizer.map(Into::into),
         }
+    }
+
+    /// Writes `config.json` into a folder that exists.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).expect("a plain struct is always JSON");
+        let path = folder.join(CONFIG);
+        std::fs::write(&path, text + "\n").map_err(|source| Error::Io {
+            action: "write",
+            path,
+            source,
+        })
     }
 
     /// Reads a file.
@@ -132,9 +157,20 @@ impl HfConfig {
             let (embd, head) = (self.n_embd, self.n_head);
             return Err(bad(format!("n_embd ({embd}) is no multiple of n_head ({head})")));
         }
-        let given = self.layer_norm_epsilon;
-        if (given - eps()).abs() > 1e-9 {
-            return Err(bad(format!("layer_norm_epsilon is {given}; only {} is built", eps())));
+        for (key, found, built) in [
+            ("layer_norm_epsilon", self.layer_norm_epsilon, LAYER_NORM_EPS.into()),
+            ("scale_attn_weights", f64::from(self.scale_attn_weights), 1.0),
+            (
+                "scale_attn_by_inverse_layer_idx",
+                f64::from(self.scale_attn_by_inverse_layer_idx),
+                0.0,
+            ),
+            ("add_cross_attention", f64::from(self.add_cross_attention), 0.0),
+        ] {
+            // An f32 in the model, whose nearest value is meant.
+            if (found - built).abs() > 1e-9 {
+                return Err(bad(format!("{key} is {found}; only {built} is built")));
+            }
         }
         Ok(Gpt2 {
             vocab_size: self.vocab_size,
@@ -145,7 +181,8 @@ impl HfConfig {
             mlp_width: self.n_inner.unwrap_or(4 * self.n_embd),
             activation,
             tied: self.tie_word_embeddings,
-            dropout: self.resid_pdrop,
+            // There is none outside of training.
+            dropout: 0.0,
             mlp_hidden: Hidden::Recomputed,
             logits: Logits::Recomputed,
             embedding: EmbeddingRoute::Fewest,

@@ -19,7 +19,8 @@ pub enum Optimizer {
         /// Weight decay.
         weight_decay: f32,
     },
-    /// `torch.optim.SGD` with momentum, decay decoupled: one buffer per weight, none without momentum.
+    /// `torch.optim.SGD` with momentum, decay decoupled: one buffer per weight, none without
+    /// momentum.
     Sgd {
         /// Momentum.
         momentum: f32,
