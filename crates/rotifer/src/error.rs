@@ -66,12 +66,11 @@ pub enum Error {
     },
     /// A loss or gradient norm that is not a number.
     #[error(
-        "step {step}: the {what} is {value}; no weight was changed by this step. \
-         Lower the learning rate, clip the gradient (train.clip_norm) or look at the data of this \
-         step"
+        "step {}: the {what} is {value}; no weight was changed by this step. Lower the learning \
+         rate, clip the gradient (train.clip_norm) or look at the data of this step", step + 1
     )]
     NotFinite {
-        /// Number of the step, from 0.
+        /// Number of the step, from 0; from 1 in the message, as in progress and metrics.
         step: u64,
         /// Loss or gradient norm.
         what: &'static str,
@@ -80,10 +79,11 @@ pub enum Error {
     },
     /// Replicated parameters that should be equal on all ranks are not.
     #[error(
-        "after step {step}, {tensor} of rank {rank} differs from rank 0's: this is a bug in rotifer"
+        "after step {}, {tensor} of rank {rank} differs from rank 0's: this is a bug in rotifer",
+        step + 1
     )]
     Diverged {
-        /// Number of the step, from 0.
+        /// Number of the step, from 0; from 1 in the message, as in progress and metrics.
         step: u64,
         /// The tensor.
         tensor: String,

@@ -152,13 +152,13 @@ impl<M: Copy, P: Copy> Office<M, P> {
         wait: impl FnOnce() -> Result<R, Interrupt>,
     ) -> Result<R, Interrupt> {
         self.waiting[rank].store(what, Ordering::Relaxed);
-        let result = wait();
-        let result = result.map_err(|interrupt| match interrupt {
+        let found = wait().map_err(|interrupt| match interrupt {
             Interrupt::Silent(ranks) => Interrupt::Silent(self.to_blame(rank, ranks)),
             other => other,
-        });
+        })?;
+        // Not after an error: who gives up has still waited, and is not to blame.
         self.waiting[rank].store(NOTHING, Ordering::Relaxed);
-        result
+        Ok(found)
     }
 
     /// The ranks behind `first`, for which `rank` waits, that wait for nobody; `first` if there is

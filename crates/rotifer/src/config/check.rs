@@ -106,8 +106,8 @@ impl Config {
         let [v, p, c, f, l, b] = sizes.map(|n| n as f64);
         let weights = (v + p) * c + l * (4.0 * c * c + 2.0 * c * f);
         let activations = b * p * (l * (10.0 * c + f) + v);
-        // 4 bytes each, in four copies; 2^58 bytes are more than all memory there is.
-        if (weights + activations) * 16.0 > 2f64.powi(58) {
+        // 4 bytes each, in four copies; 2^50 bytes are more than any cluster has.
+        if (weights + activations) * 16.0 > 2f64.powi(50) {
             return Err(Error::TooLarge { weights, activations });
         }
         Ok(())
