@@ -11,8 +11,18 @@ use std::time::Duration;
 use crate::transport::threads::{Threads, World};
 use crate::{Comm, HopMode};
 
+/// A link between neighbours to be simulated, so that what hides a hop can be measured on one machine:
+/// full duplex, one message after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// From the end of sending to the arrival.
+    pub latency: Duration,
+    /// How fast it carries.
+    pub bytes_per_sec: f64,
+}
+
 /// How to run the ranks of one process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Number of ranks; at least one.
     pub ranks: usize,
@@ -20,13 +30,17 @@ pub struct Options {
     pub hop_mode: HopMode,
     /// How long a rank waits for another before it calls that one silent.
     pub deadline: Duration,
+    /// The link that hops in [`HopMode::Copy`] seem to go over; `None` for this machine's memory. What
+    /// is handed over, and collectives, take no link.
+    pub link: Option<Link>,
 }
 
 impl Options {
     /// Shards are handed over, and a rank is silent after 30 s.
     #[must_use]
     pub const fn new(ranks: usize) -> Options {
-        Options { ranks, hop_mode: HopMode::HandOver, deadline: Duration::from_secs(30) }
+        let deadline = Duration::from_secs(30);
+        Options { ranks, hop_mode: HopMode::HandOver, deadline, link: None }
     }
 }
 

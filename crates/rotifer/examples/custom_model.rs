@@ -74,7 +74,7 @@ fn main() {
     };
     let deadline = Duration::from_secs(30);
     for ranks in [1, 4] {
-        let options = launch::Options { ranks, hop_mode: HopMode::HandOver, deadline };
+        let options = launch::Options { ranks, hop_mode: HopMode::HandOver, deadline, link: None };
         let results = launch::threads(&options, |comm| {
             CpuDevice::run(1, |dev| {
                 let mut trainer = Trainer::new(dev, comm, model(), train.clone())?;

@@ -318,6 +318,12 @@ pub struct Ranks {
     pub travel_bytes_max: usize,
     /// Seconds after which a silent rank counts as lost. Default 60.
     pub deadline_secs: u64,
+    /// Gigabits per second of a link between ranks to be simulated, which copied hops then take as
+    /// long as they would over a network; none if it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_gbps: Option<f64>,
+    /// Its latency in microseconds. Default 0.
+    pub link_latency_us: f64,
 }
 
 impl Default for Ranks {
@@ -330,6 +336,8 @@ impl Default for Ranks {
             hop: Hop::default(),
             travel_bytes_max: 4 << 20,
             deadline_secs: 60,
+            link_gbps: None,
+            link_latency_us: 0.0,
         }
     }
 }

@@ -164,6 +164,7 @@ pub fn train(
         ranks: config.ranks.count,
         hop_mode: config.hop_mode(),
         deadline: Duration::from_secs(config.ranks.deadline_secs),
+        link: config.link(),
     };
     let outcome = launch::threads(&form, |comm| {
         CpuDevice::run(threads, |dev| run.rank(dev, comm, gpt2(&spec)))?

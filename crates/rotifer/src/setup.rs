@@ -1,7 +1,10 @@
 //! From a config to what the library takes.
 
+use std::time::Duration;
+
 use rotifer_device as device;
 use rotifer_ring::HopMode;
+use rotifer_ring::launch::Link;
 
 use crate::config::{self, Config};
 use crate::data::Splits;
@@ -75,6 +78,13 @@ impl Config {
             verify_replicated: cfg!(debug_assertions),
             train: true,
         }
+    }
+
+    /// The link that hops seem to go over.
+    #[must_use]
+    pub fn link(&self) -> Option<Link> {
+        let latency = Duration::from_secs_f64(self.ranks.link_latency_us * 1e-6);
+        self.ranks.link_gbps.map(|gbps| Link { latency, bytes_per_sec: gbps * 1e9 / 8.0 })
     }
 
     /// How shards travel.

@@ -288,7 +288,7 @@ fn check_silent_among(ranks: usize, silent_in: Pass, hops: Hops, place: &str) {
             }
         }
     };
-    let launched = launch::Options { ranks, hop_mode: hops.mode, deadline };
+    let launched = launch::Options { ranks, hop_mode: hops.mode, deadline, link: None };
     // One group per unit: the first hop of the unit, that of its step 0, is the one to miss.
     let options = TrainOptions { overlap: hops.overlap, travel_bytes_max: 1 << 20, ..options() };
     let failure = launch::threads(&launched, |comm| {

@@ -8,19 +8,23 @@
 //! deadline; so nothing here hangs.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rotifer_device::{Device, Dtype, Lent, Memory, Region};
 
 use super::mailbox::{Interrupt, Office};
 use super::{Header, Transport};
 use crate::error::{Collective, Place};
+use crate::launch::Link;
 use crate::{Error, HopMode, Result, launch, schedule};
 
 #[derive(Clone, Copy, Debug)]
 struct Message {
     header: Header,
     region: Lent,
+    /// When it was sent: where a simulated link begins to count.
+    sent: Instant,
 }
 
 /// What a rank brings to a collective.
@@ -37,6 +41,7 @@ pub(crate) struct World {
     ranks: usize,
     hop_mode: HopMode,
     deadline: Duration,
+    link: Option<Link>,
     /// Every memory a rank has shared. Kept until the last rank is gone: a rank that fails leaves
     /// at once, while others may be reading its memory.
     memories: Mutex<Vec<Arc<Memory>>>,
@@ -51,6 +56,7 @@ impl World {
             ranks: options.ranks,
             hop_mode: options.hop_mode,
             deadline: options.deadline,
+            link: options.link,
             memories: Mutex::default(),
             failure: OnceLock::new(),
         }
@@ -78,11 +84,29 @@ impl World {
 pub(crate) struct Threads {
     world: Arc<World>,
     rank: usize,
+    /// Per pass, until when the simulated link to this rank carries what was sent before.
+    busy: Mutex<[Option<Instant>; 2]>,
 }
 
 impl Threads {
     pub const fn new(world: Arc<World>, rank: usize) -> Threads {
-        Threads { world, rank }
+        Threads { world, rank, busy: Mutex::new([None; 2]) }
+    }
+
+    /// Waits until the simulated link, if there is one, has delivered a message: messages of one pass
+    /// share the link one after the other, from when they were sent. It takes no processor, so what
+    /// a rank computes meanwhile hides it, as with a network.
+    fn deliver(&self, header: Header, sent: Instant) {
+        let Some(link) = self.world.link else { return };
+        let arrival = {
+            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+            let busy = &mut busy[header.tag.pass as usize];
+            let begin = busy.map_or(sent, |until| until.max(sent));
+            let end = begin + Duration::from_secs_f64(header.bytes as f64 / link.bytes_per_sec);
+            *busy = Some(end);
+            end + link.latency
+        };
+        thread::sleep(arrival.saturating_duration_since(Instant::now()));
     }
 
     fn error(&self, interrupt: Interrupt, at: Place) -> Error {
@@ -165,7 +189,7 @@ impl Transport for Threads {
     fn start(&self, _dev: &dyn Device, header: Header, send: Region) -> Result<()> {
         let world = &self.world;
         let to = header.tag.pass.to(self.rank, world.ranks);
-        let message = Message { header, region: send.lend() };
+        let message = Message { header, region: send.lend(), sent: Instant::now() };
         world
             .office
             .send(self.rank, to, header.channel(), message, world.deadline)
@@ -173,13 +197,13 @@ impl Transport for Threads {
     }
 
     fn finish(&self, dev: &dyn Device, expected: Header, into: Option<Region>) -> Result<Region> {
-        let Threads { world, rank } = self;
+        let Threads { world, rank, .. } = self;
         let (channel, pass) = (expected.channel(), expected.tag.pass);
         let (from, to) = (pass.from(*rank, world.ranks), pass.to(*rank, world.ranks));
         let error = |interrupt| self.error(interrupt, expected.place(world.ranks));
         // Hops are numbered across channels: this number elsewhere is a hop of another kind.
         let stray = |message: &Message| message.header.sequence == expected.sequence;
-        let Message { header, region } =
+        let Message { header, region, sent } =
             world.office.receive(*rank, from, channel, world.deadline, stray).map_err(error)?;
         self.check(from, expected, header)?;
         // SAFETY: the mailbox's lock orders the sender's accesses before ours. With `into` set we
@@ -187,6 +211,7 @@ impl Transport for Threads {
         // both may do is the contract under "Lent regions" of `Comm`.
         let arrived = unsafe { region.accept() };
         let Some(into) = into else { return Ok(arrived) };
+        self.deliver(header, sent);
         if !arrived.is_empty() {
             dev.copy(arrived, into);
         }

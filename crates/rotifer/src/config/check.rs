@@ -1,6 +1,6 @@
 //! Checks of a config that is complete: ranges of single values, then what must fit together.
 
-use super::{Config, Error, ScheduleKind, Strategy};
+use super::{Config, Error, Hop, ScheduleKind, Strategy};
 use crate::layers::HEAD_DIM_MAX;
 
 /// A bound of a single value; NaN is within none.
@@ -67,6 +67,10 @@ impl Config {
         positive("optimizer.eps", optimizer.eps.into())?;
         at_least_0("optimizer.weight_decay", optimizer.weight_decay.into())?;
         below_1("optimizer.momentum", optimizer.momentum.into())?;
+        if let Some(gbps) = self.ranks.link_gbps {
+            positive("ranks.link_gbps", gbps)?;
+        }
+        at_least_0("ranks.link_latency_us", self.ranks.link_latency_us)?;
         let ratio = schedule.final_lr_ratio;
         check("schedule.final_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "in [0, 1]")?;
         if let Some(sample) = sample {
@@ -120,6 +124,11 @@ impl Config {
         }
         if ranks > batch {
             return Err(Error::RanksExceedBatch { ranks, batch });
+        }
+        let ranks_config = &self.ranks;
+        let simulated = ranks_config.link_gbps.is_some() || ranks_config.link_latency_us > 0.0;
+        if simulated && (ranks_config.hop != Hop::Copy || ranks_config.link_gbps.is_none()) {
+            return Err(Error::LinkWithoutCopies);
         }
         let accumulation = self.train.accumulation;
         if accumulation > batch.div_ceil(ranks) {

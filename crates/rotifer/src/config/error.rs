@@ -144,6 +144,12 @@ pub enum Error {
         /// Positions of the model.
         context: usize,
     },
+    /// A link that nothing would go over.
+    #[error(
+        "a simulated link needs ranks.hop = \"copy\" and ranks.link_gbps: shards that are handed over \
+         take no link"
+    )]
+    LinkWithoutCopies,
     /// Ranks without a row.
     #[error(
         "ranks.count = {ranks} ranks cannot share train.batch = {batch} rows: raise the batch or \

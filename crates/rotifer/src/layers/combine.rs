@@ -158,7 +158,8 @@ impl Layer for Seq {
     }
 
     fn backward_reads_input(&self) -> bool {
-        self.parts.first().is_none_or(|part| part.backward_reads_input())
+        // A cheap first part is run again.
+        self.parts.first().is_none_or(|part| part.backward_reads_input() || part.is_cheap())
     }
 
     fn can_add(&self) -> bool {
