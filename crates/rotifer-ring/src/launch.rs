@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::transport::threads::{Threads, World};
 use crate::{Comm, HopMode};
 
-/// A link between neighbours to be simulated, so that what hides a hop can be measured on one machine:
-/// full duplex, one message after the other.
+/// A link between neighbours to be simulated, so that what hides a hop can be measured on one
+/// machine: full duplex, one message after the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// From the end of sending to the arrival.
@@ -30,8 +30,8 @@ pub struct Options {
     pub hop_mode: HopMode,
     /// How long a rank waits for another before it calls that one silent.
     pub deadline: Duration,
-    /// The link that hops in [`HopMode::Copy`] seem to go over; `None` for this machine's memory. What
-    /// is handed over, and collectives, take no link.
+    /// The link that hops in [`HopMode::Copy`] seem to go over; `None` for this machine's memory.
+    /// What is handed over, and collectives, take no link.
     pub link: Option<Link>,
 }
 

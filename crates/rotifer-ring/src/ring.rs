@@ -24,9 +24,9 @@ use rotifer_device::{Arena, Device, Dtype, Purpose, Region};
 use crate::schedule::{Cut, Pass};
 use crate::{Comm, Hop, HopMode, Lane, Result, Tag};
 
-/// Elements of the chunk that shards pass through in the in-place form: 64 KiB, large enough to
+/// Elements of the chunk that shards pass through in the in-place form: 256 KiB, large enough to
 /// hide a message's fixed cost, small enough not to count.
-const CHUNK: usize = 16 * 1024;
+const CHUNK: usize = 64 * 1024;
 
 /// The largest things that will travel, in elements. Collected while a model is built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

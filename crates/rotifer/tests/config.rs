@@ -249,3 +249,14 @@ fn load_names_a_file_that_it_cannot_read() {
     assert_eq!(config.name(), "run");
     assert!(Config::load(&path, &["train.steps=0".to_owned()]).is_err());
 }
+
+#[test]
+fn a_link_needs_hops_that_copy() {
+    for set in ["ranks.link_gbps=10", "ranks.link_latency_us=5"] {
+        refused(&[set], &["ranks.hop = \"copy\"", "ranks.link_gbps"]);
+    }
+    refused(&["ranks.hop=copy", "ranks.link_latency_us=5"], &["ranks.link_gbps"]);
+    let config = least(&["ranks.hop=copy", "ranks.link_gbps=10", "ranks.link_latency_us=5"]);
+    let link = config.link().expect("a link");
+    assert_eq!((link.latency.as_nanos(), link.bytes_per_sec), (5_000, 1.25e9));
+}

@@ -93,9 +93,9 @@ impl Threads {
         Threads { world, rank, busy: Mutex::new([None; 2]) }
     }
 
-    /// Waits until the simulated link, if there is one, has delivered a message: messages of one pass
-    /// share the link one after the other, from when they were sent. It takes no processor, so what
-    /// a rank computes meanwhile hides it, as with a network.
+    /// Waits until the simulated link, if there is one, has delivered a message: messages of one
+    /// pass share the link one after the other, from when they were sent. It takes no processor, so
+    /// what a rank computes meanwhile hides it, as with a network.
     fn deliver(&self, header: Header, sent: Instant) {
         let Some(link) = self.world.link else { return };
         let arrival = {

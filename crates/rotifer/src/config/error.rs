@@ -146,8 +146,8 @@ pub enum Error {
     },
     /// A link that nothing would go over.
     #[error(
-        "a simulated link needs ranks.hop = \"copy\" and ranks.link_gbps: shards that are handed over \
-         take no link"
+        "a simulated link needs ranks.hop = \"copy\" and ranks.link_gbps: shards that are \
+         handed over take no link"
     )]
     LinkWithoutCopies,
     /// Ranks without a row.
