@@ -227,7 +227,7 @@ impl Ring {
                 self.settle(dev)?;
             }
             let gradient = match on_its_way.take() {
-                Some(hop) => self.arrive(dev, hop)?,
+                Some(hop) => self.comm.finish(dev, hop)?,
                 None if step == 0 => shards.gradients.first(shards.len(k)),
                 None => self.fresh_gradient(dev, step, shards.len(k)),
             };
@@ -241,7 +241,7 @@ impl Ring {
             let late =
                 if self.overlap { None } else { self.weights_on(dev, shards, step, weights)? };
             weights = match early.or(late) {
-                Some(hop) => self.arrive(dev, hop)?,
+                Some(hop) => self.comm.finish(dev, hop)?,
                 None => Region::empty(Dtype::F32),
             };
         }
@@ -285,7 +285,7 @@ impl Ring {
         let Some(Homecoming { hop, add_to }) = self.homecoming.borrow_mut().take() else {
             return Ok(());
         };
-        let arrived = self.arrive(dev, hop)?;
+        let arrived = self.comm.finish(dev, hop)?;
         if let Some(home) = add_to {
             dev.add(arrived, home);
         }
@@ -339,8 +339,8 @@ impl Ring {
             let hop_ids = self.depart(dev, tag(Lane::Weights), ids, next, into_ids)?;
             let n = next * tour.width;
             let hop_rows = self.depart(dev, tag(Lane::Gradients), rows, n, into_rows)?;
-            ids = self.arrive(dev, hop_ids)?;
-            rows = self.arrive(dev, hop_rows)?;
+            ids = self.comm.finish(dev, hop_ids)?;
+            rows = self.comm.finish(dev, hop_rows)?;
         }
         Ok(())
     }
@@ -358,11 +358,11 @@ impl Ring {
         if self.overlap {
             let hop = self.depart(dev, tag, held, next, into)?;
             work();
-            self.arrive(dev, hop)
+            self.comm.finish(dev, hop)
         } else {
             work();
             let hop = self.depart(dev, tag, held, next, into)?;
-            self.arrive(dev, hop)
+            self.comm.finish(dev, hop)
         }
     }
 
@@ -380,14 +380,9 @@ impl Ring {
         // gradient of the same step, or the slice itself, has come back, which it does last. A
         // gradient or the rows of a forward tour belong to the rank that holds the handle, and a
         // rank that has sent one on does not touch it before it returns: `backward` settles before
-        // it adds to a home. Copies are taken before `arrive` returns, and until then the sender
+        // it adds to a home. Copies are taken before `finish` returns, and until then the sender
         // only reads.
         unsafe { self.comm.start(dev, tag, send, expect, into) }
-    }
-
-    /// Ends a hop: what arrived, and the promise that what was copied from us has been taken.
-    fn arrive(&self, dev: &dyn Device, hop: Hop) -> Result<Region> {
-        self.comm.finish(dev, hop)
     }
 
     /// Of the two spares of a lane, the one that a hop of this step may fill.
@@ -444,7 +439,7 @@ impl Ring {
             let out = slot.slice(at.min(have)..end.min(have));
             let into = chunk.first(end.min(next) - at.min(next));
             let hop = self.depart(dev, tag, out, into.len(), Some(into))?;
-            let arrived = self.arrive(dev, hop)?;
+            let arrived = self.comm.finish(dev, hop)?;
             dev.copy(arrived, slot.slice(at.min(next)..end.min(next)));
         }
         Ok(())

@@ -14,7 +14,7 @@ use rotifer_device::{Device, Region};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
-use crate::models::{Gpt2, Model};
+use crate::models::Model;
 use crate::params::{Layout, Param, Piece};
 use crate::train::Trainer;
 
@@ -69,28 +69,6 @@ pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
     }
     comm.barrier()?;
     Ok(())
-}
-
-/// Refuses a folder whose weights are fewer bytes than the matrices of `model`, before memory is
-/// taken for it: sizes in a description cost nothing to write.
-pub(crate) fn require_bytes(folder: &Path, model: &Gpt2) -> Result<()> {
-    let path = folder.join(WEIGHTS);
-    let bytes = std::fs::metadata(&path).map_err(io("open", &path))?.len();
-    let Gpt2 { vocab_size, context, width, layers, mlp_width, .. } = *model;
-    // Floats, as a product of sizes need not fit an integer.
-    let [v, p, c, l, f] = [vocab_size, context, width, layers, mlp_width].map(|n| n as f64);
-    let least = 4.0 * ((v + p) * c + l * (4.0 * c * c + 2.0 * c * f));
-    let what = if [v, p, c, l, f].contains(&0.0) {
-        format!("belongs to a {CONFIG} with a size of 0")
-    } else if least > bytes as f64 {
-        format!(
-            "has {bytes} bytes, but the sizes in {CONFIG} need at least {least}: the file is \
-             cut short or belongs to another model"
-        )
-    } else {
-        return Ok(());
-    };
-    Err(Error::Checkpoint { path, what })
 }
 
 /// Reads the weights of `folder` into the model: each rank its own bytes.

@@ -470,7 +470,7 @@ pub fn generate(
         return Err(Error::Checkpoint { path, what: what.into() });
     }
     options.check()?;
-    checkpoint::require_bytes(folder, &spec)?;
+    hf.require_weights(folder)?;
     let sampling = Sampling { end_of_text: Some(ByteTokenizer::END_OF_TEXT), ..options.sampling };
     let prompts: Vec<Vec<i32>> = options.prompts.iter().map(|p| prompt_tokens(p)).collect();
     let train = TrainOptions {

@@ -14,7 +14,7 @@ use crate::models::Model;
 use crate::params::Param;
 pub use options::{DEFAULT_TRAVEL_BYTES_MAX, TrainOptions};
 
-/// Where the rows of a batch come from.
+/// Where the rows of a batch come from. The same on every rank.
 pub trait Source {
     /// Number of target tokens of a row.
     fn num_targets(&self, row: u64) -> usize;
@@ -269,7 +269,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     ) -> Result<StepReport> {
         let (world, accumulation) = (self.comm().world(), self.options.accumulation);
         let rows = self.options.batch;
-        let targets = self.count_targets(source, first_row, rows)?;
+        let targets = count_targets(source, first_row, rows as u64)?;
         self.dev.fill(self.scalars, 0.0);
         self.clear_gradients();
         for micro in 0..accumulation {
@@ -310,13 +310,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         let world = self.comm().world();
         let rows_max = (self.batch.ids.len() / self.options.seq * world) as u64;
         self.dev.fill(self.scalars, 0.0);
-        let mut targets = 0_usize;
+        let targets = count_targets(source, 0, rows)?;
         let mut first_row = 0;
         while first_row < rows {
             // The last rows may leave ranks without any; they turn the ring all the same.
             let rows = (rows - first_row).min(rows_max) as usize;
-            targets +=
-                (first_row..first_row + rows as u64).map(|r| source.num_targets(r)).sum::<usize>();
             let slices = Slices { rows, world, accumulation: 1, micro: 0 };
             self.load(source, first_row, slices, self.options.seq)?;
             let cx = self.context(Phase::Evaluate, 1);
@@ -327,9 +325,6 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.comm().all_reduce(self.dev, loss)?;
         let mut sum = [0.0];
         self.dev.read_f64(loss, &mut sum);
-        if targets == 0 {
-            return Err(Error::Shape { what: "there is no target token to evaluate".into() });
-        }
         Ok(sum[0] / targets as f64)
     }
 
@@ -392,24 +387,6 @@ impl<'a, M: Model> Trainer<'a, M> {
             loss_scale: (1.0 / targets as f64) as f32,
             loss: self.scalars.slice(LOSS..LOSS + 1),
         }
-    }
-
-    /// Target tokens of the global batch: each rank counts its slice.
-    fn count_targets(&self, source: &dyn Source, first_row: u64, rows: usize) -> Result<u64> {
-        let (rank, world) = (self.comm().rank(), self.comm().world());
-        let slices = Slices { rows, world, accumulation: 1, micro: 0 };
-        let mine = slices.rows(rank).map(|row| source.num_targets(first_row + row as u64));
-        let count = self.scalars.slice(LOSS..LOSS + 1);
-        self.dev.write_f64(&[mine.sum::<usize>() as f64], count);
-        self.comm().all_reduce(self.dev, count)?;
-        let mut sum = [0.0];
-        self.dev.read_f64(count, &mut sum);
-        if sum[0] == 0.0 {
-            let what =
-                "the batch has no target token; look at the data or raise train.batch".into();
-            return Err(Error::Shape { what });
-        }
-        Ok(sum[0] as u64)
     }
 
     /// Moves this rank's rows of a micro-batch to the device.
@@ -503,6 +480,16 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
         Ok(())
     }
+}
+
+/// Target tokens of `rows` rows. Every rank counts the rows of all, which costs less than asking.
+fn count_targets(source: &dyn Source, first_row: u64, rows: u64) -> Result<u64> {
+    let targets = (first_row..first_row + rows).map(|row| source.num_targets(row) as u64).sum();
+    if targets == 0 {
+        let what = format!("{rows} rows have no target token; look at the data or take more rows");
+        return Err(Error::Shape { what });
+    }
+    Ok(targets)
 }
 
 /// Prompts as rows without targets; short ones end in padding that causal attention never shows to

@@ -6,7 +6,7 @@ use rotifer_device::Activation;
 use serde::{Deserialize, Serialize};
 
 use super::gpt2::{Gpt2, LAYER_NORM_EPS};
-use crate::checkpoint::CONFIG;
+use crate::checkpoint::{CONFIG, WEIGHTS};
 use crate::error::{Error, Result};
 use crate::layers::{EmbeddingRoute, Hidden, Logits};
 
@@ -136,6 +136,35 @@ impl HfConfig {
             return Err(bad(what));
         }
         Ok(config)
+    }
+
+    /// Refuses a folder whose weights are fewer bytes than the matrices that the file describes,
+    /// before memory is taken for them: sizes in a description cost nothing to write.
+    ///
+    /// # Errors
+    /// If the weights are missing or too few, or a size is 0.
+    pub fn require_weights(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(WEIGHTS);
+        let bytes = match std::fs::metadata(&path) {
+            Ok(file) => file.len() as f64,
+            Err(source) => return Err(Error::Io { action: "open", path, source }),
+        };
+        let mlp_width = self.n_inner.unwrap_or(self.n_embd.saturating_mul(4));
+        let sizes = [self.vocab_size, self.n_positions, self.n_embd, self.n_layer, mlp_width];
+        // Floats, as a product of sizes need not fit an integer.
+        let [v, p, c, l, f] = sizes.map(|n| n as f64);
+        let least = 4.0 * ((v + p) * c + l * (4.0 * c * c + 2.0 * c * f));
+        let what = if sizes.contains(&0) {
+            format!("belongs to a {CONFIG} with a size of 0")
+        } else if least > bytes {
+            format!(
+                "has {bytes} bytes, but the sizes in {CONFIG} need at least {least}: the file is \
+                 cut short or belongs to another model"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::Checkpoint { path, what })
     }
 
     /// The model that the file describes, for evaluation or sampling.
