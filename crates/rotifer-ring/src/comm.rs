@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rotifer_device::{Device, Memory, Region};
+use rotifer_device::{Device, Memory, Region, Write};
 
+use crate::operation::Operation;
 use crate::schedule::Pass;
 use crate::transport::threads::{Threads, World};
 use crate::transport::{Header, Transport};
-use crate::{Result, launch};
+use crate::{Parts, Result, launch};
 
 /// How a hop moves a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +68,18 @@ pub struct Traffic {
     /// computing did not hide. (Waiting for room in [`Comm::start`] is not counted: a ring never
     /// fills a mailbox.)
     pub exposed: Duration,
+    /// Time that messages to this rank were under way on the simulated link while it computed.
+    pub link_hidden: Duration,
+    /// Time that this rank waited for the simulated link; part of `exposed`.
+    pub link_exposed: Duration,
+}
+
+/// A collective under way, from [`Comm::begin`] to [`Comm::complete`].
+#[derive(Debug)]
+#[must_use = "the other ranks wait for a collective that was begun"]
+pub(crate) struct Pending {
+    operation: Operation,
+    begun: Instant,
 }
 
 /// One rank's end of a transport. Clones are the same end; only one thread may use it at a time, as
@@ -84,7 +97,8 @@ pub struct Traffic {
 ///   caller that relies on this;
 /// - in [`HopMode::Copy`] the region sent may be read, and `into` left alone, until
 ///   [`finish`](Comm::finish) returns;
-/// - collectives are done with their regions when they return;
+/// - collectives are done with their regions when they return, or, if they run beside something,
+///   when that has been waited for;
 /// - after an error all that was lent stays lent: ranks that have not noticed yet may still use it.
 #[derive(Clone, Debug)]
 pub struct Comm(Arc<Inner>);
@@ -141,7 +155,8 @@ impl Comm {
     /// What this rank has communicated so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        self.state().traffic
+        let (link_hidden, link_exposed) = self.0.transport.link_times();
+        Traffic { link_hidden, link_exposed, ..self.state().traffic }
     }
 
     /// Makes this rank's memory known to all ranks, and attaches theirs to `dev`, so that it can
@@ -151,7 +166,7 @@ impl Comm {
     /// # Errors
     /// If a rank is silent, calls another collective, has ended or has failed.
     pub fn share(&self, dev: &dyn Device, memory: &Arc<Memory>) -> Result<()> {
-        self.collective(0, |t| t.share(dev, memory))
+        self.exposed(|t| t.share(dev, memory))
     }
 
     /// Starts one hop: hands `send` to the rank that this pass goes to, and expects `expect`
@@ -216,7 +231,22 @@ impl Comm {
     /// If a rank is silent, calls another collective or passes another size, has ended or has
     /// failed.
     pub fn all_reduce(&self, dev: &dyn Device, x: Region) -> Result<()> {
-        self.collective(2 * self.others() * x.bytes() / self.world(), |t| t.all_reduce(dev, x))
+        self.run(dev, Operation::AllReduce { x })
+    }
+
+    /// As [`all_reduce`](Comm::all_reduce), while `work` runs, which must leave `x` alone.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Comm::all_reduce).
+    pub fn all_reduce_beside(
+        &self,
+        dev: &dyn Device,
+        x: Region,
+        work: impl FnOnce(),
+    ) -> Result<()> {
+        let pending = self.begin(Operation::AllReduce { x });
+        work();
+        self.complete(dev, pending)
     }
 
     /// `all[q] = mine of rank q`, for parts of equal size. `mine` may be this rank's part of `all`.
@@ -227,13 +257,14 @@ impl Comm {
     /// # Panics
     /// If `all` does not have a part for each rank, or if `mine` lies elsewhere in it.
     pub fn all_gather(&self, dev: &dyn Device, mine: Region, all: Region) -> Result<()> {
-        self.check_parts(mine, all);
+        let parts = self.even_parts(mine, all);
         let own = all.slice(self.rank() * mine.len()..(self.rank() + 1) * mine.len());
         assert!(
             mine == own || !mine.overlaps(&all),
             "{mine:?} lies in {all:?}, but not at {own:?}"
         );
-        self.collective(self.others() * mine.bytes(), |t| t.all_gather(dev, mine, all))
+        let mine = (mine != own).then_some(mine);
+        self.run(dev, Operation::AllGather { parts, mine, all })
     }
 
     /// `mine = sum over ranks of their part of all that has this rank's number`, for parts of equal
@@ -245,9 +276,10 @@ impl Comm {
     /// # Panics
     /// If `all` does not have a part for each rank, or if `mine` lies in it.
     pub fn reduce_scatter(&self, dev: &dyn Device, all: Region, mine: Region) -> Result<()> {
-        self.check_parts(mine, all);
+        let parts = self.even_parts(mine, all);
         assert!(!mine.overlaps(&all), "{mine:?} lies in {all:?}");
-        self.collective(self.others() * mine.bytes(), |t| t.reduce_scatter(dev, all, mine))
+        let (mine, write) = (Some(mine), Write::Set);
+        self.run(dev, Operation::ReduceScatter { parts, all, mine, write })
     }
 
     /// `x = x of rank root`, any dtype.
@@ -259,7 +291,7 @@ impl Comm {
     /// If there is no rank `root`.
     pub fn broadcast(&self, dev: &dyn Device, root: usize, x: Region) -> Result<()> {
         assert!(root < self.world(), "broadcast from rank {root} of {}", self.world());
-        self.collective(x.bytes() * self.others() / self.world(), |t| t.broadcast(dev, root, x))
+        self.run(dev, Operation::Broadcast { root, x })
     }
 
     /// Waits until all ranks are here.
@@ -267,30 +299,37 @@ impl Comm {
     /// # Errors
     /// If a rank is silent, calls another collective, has ended or has failed.
     pub fn barrier(&self) -> Result<()> {
-        self.collective(0, |t| t.barrier())
+        self.exposed(|t| t.barrier())
     }
 
-    fn others(&self) -> usize {
-        self.world() - 1
+    /// Begins a collective. Until [`complete`](Comm::complete) returns, what it shows to the other
+    /// ranks may only be read, and what it writes must be left alone. Collectives complete in the
+    /// order in which they began.
+    pub(crate) fn begin(&self, operation: Operation) -> Pending {
+        Pending { operation, begun: Instant::now() }
     }
 
-    fn check_parts(&self, mine: Region, all: Region) {
+    /// Waits for a collective that was begun.
+    pub(crate) fn complete(&self, dev: &dyn Device, pending: Pending) -> Result<()> {
+        let Pending { operation, begun } = pending;
+        self.exposed(|t| t.collective(dev, &operation, begun))?;
+        self.state().traffic.collectives_bytes += operation.as_ring(self.world()).1 as u64;
+        Ok(())
+    }
+
+    /// A collective that nothing runs beside.
+    pub(crate) fn run(&self, dev: &dyn Device, operation: Operation) -> Result<()> {
+        self.complete(dev, self.begin(operation))
+    }
+
+    fn even_parts(&self, mine: Region, all: Region) -> Parts {
         assert!(
             all.len() == self.world() * mine.len(),
             "{all:?} is not {} parts of {} elements",
             self.world(),
             mine.len()
         );
-    }
-
-    fn collective(
-        &self,
-        bytes: usize,
-        run: impl FnOnce(&dyn Transport) -> Result<()>,
-    ) -> Result<()> {
-        self.exposed(run)?;
-        self.state().traffic.collectives_bytes += bytes as u64;
-        Ok(())
+        Parts::even(self.world(), mine.len())
     }
 
     fn exposed<T>(&self, run: impl FnOnce(&dyn Transport) -> Result<T>) -> Result<T> {

@@ -100,6 +100,20 @@ impl Cut {
         Cut { rows, world, groups }
     }
 
+    /// The fewest groups of at most `group_rows_max` rows each, over all shards: for whoever holds
+    /// a whole group at once.
+    ///
+    /// # Panics
+    /// If the world is empty or groups may have no rows.
+    #[must_use]
+    pub fn in_groups(rows: usize, world: usize, group_rows_max: usize) -> Cut {
+        assert!(
+            world > 0 && group_rows_max > 0,
+            "a world of {world}, groups of {group_rows_max} rows"
+        );
+        Cut { rows, world, groups: rows.div_ceil(group_rows_max).max(1) }
+    }
+
     /// Number of groups.
     #[must_use]
     pub const fn groups(&self) -> usize {
@@ -116,6 +130,18 @@ impl Cut {
     #[must_use]
     pub const fn shard(&self, group: usize, k: usize) -> Range<usize> {
         part(self.rows, self.groups * self.world, group * self.world + k)
+    }
+
+    /// The rows of a whole group.
+    #[must_use]
+    pub const fn group(&self, group: usize) -> Range<usize> {
+        part(self.rows, self.groups, group)
+    }
+
+    /// Rows of the largest group.
+    #[must_use]
+    pub const fn group_rows_max(&self) -> usize {
+        self.rows.div_ceil(self.groups)
     }
 
     /// Rows of the largest shard.

@@ -5,10 +5,12 @@ pub(crate) mod threads;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rotifer_device::{Device, Memory, Region};
 
 use crate::error::Place;
+use crate::operation::Operation;
 use crate::{HopMode, Result, Tag};
 
 /// What a message says of itself, and what its receiver expects it to say.
@@ -42,9 +44,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     fn share(&self, dev: &dyn Device, memory: &Arc<Memory>) -> Result<()>;
     fn start(&self, dev: &dyn Device, header: Header, send: Region) -> Result<()>;
     fn finish(&self, dev: &dyn Device, expected: Header, into: Option<Region>) -> Result<Region>;
-    fn all_reduce(&self, dev: &dyn Device, x: Region) -> Result<()>;
-    fn all_gather(&self, dev: &dyn Device, mine: Region, all: Region) -> Result<()>;
-    fn reduce_scatter(&self, dev: &dyn Device, all: Region, mine: Region) -> Result<()>;
-    fn broadcast(&self, dev: &dyn Device, root: usize, x: Region) -> Result<()>;
+    /// Runs a collective that this rank has been ready for since `begun`.
+    fn collective(&self, dev: &dyn Device, operation: &Operation, begun: Instant) -> Result<()>;
     fn barrier(&self) -> Result<()>;
+    /// See [`Traffic`](crate::Traffic): hidden, then exposed time of a simulated link.
+    fn link_times(&self) -> (Duration, Duration);
 }

@@ -7,17 +7,19 @@
 //! Every wait checks three things: what it waits for, whether a rank has failed or ended, and the
 //! deadline; so nothing here hangs.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rotifer_device::{Device, Dtype, Lent, Memory, Region};
+use rotifer_device::{Device, Dtype, Lent, Memory, Region, Write};
 
 use super::mailbox::{Interrupt, Office};
 use super::{Header, Transport};
 use crate::error::{Collective, Place};
 use crate::launch::Link;
-use crate::{Error, HopMode, Result, launch, schedule};
+use crate::operation::Operation;
+use crate::schedule::Pass;
+use crate::{Error, HopMode, Parts, Result, launch, schedule};
 
 #[derive(Clone, Copy, Debug)]
 struct Message {
@@ -32,6 +34,8 @@ struct Message {
 struct Post {
     collective: Collective,
     region: Lent,
+    /// From when on this rank's side of a simulated link is free for it.
+    ready: Instant,
 }
 
 /// What the ranks of one process share.
@@ -84,29 +88,61 @@ impl World {
 pub(crate) struct Threads {
     world: Arc<World>,
     rank: usize,
-    /// Per pass, until when the simulated link to this rank carries what was sent before.
-    busy: Mutex<[Option<Instant>; 2]>,
+    line: Mutex<Line>,
+}
+
+/// The simulated link to one rank.
+#[derive(Debug, Default)]
+struct Line {
+    /// Per pass, until when it carries what was sent before. Collectives run as rings and share the
+    /// direction of forward hops.
+    busy: [Option<Instant>; 2],
+    hidden: Duration,
+    exposed: Duration,
+}
+
+impl Line {
+    /// Lets a message of `bytes` that was sent at `sent` go over the link, in `rounds` messages
+    /// that wait for each other. Returns how long it still is under way `now`.
+    fn carry(
+        &mut self,
+        link: Link,
+        pass: Pass,
+        (rounds, bytes): (u32, usize),
+        sent: Instant,
+        now: Instant,
+    ) -> Duration {
+        let busy = &mut self.busy[pass as usize];
+        let begin = busy.map_or(sent, |until| until.max(sent));
+        let end = begin + Duration::from_secs_f64(bytes as f64 / link.bytes_per_sec);
+        *busy = Some(end);
+        let arrival = end + link.latency * rounds;
+        let left = arrival.saturating_duration_since(now);
+        let exposed = left.min(arrival - begin);
+        self.exposed += exposed;
+        self.hidden += arrival - begin - exposed;
+        left
+    }
 }
 
 impl Threads {
     pub const fn new(world: Arc<World>, rank: usize) -> Threads {
-        Threads { world, rank, busy: Mutex::new([None; 2]) }
+        let line = Line { busy: [None; 2], hidden: Duration::ZERO, exposed: Duration::ZERO };
+        Threads { world, rank, line: Mutex::new(line) }
     }
 
-    /// Waits until the simulated link, if there is one, has delivered a message: messages of one
-    /// pass share the link one after the other, from when they were sent. It takes no processor, so
-    /// what a rank computes meanwhile hides it, as with a network.
-    fn deliver(&self, header: Header, sent: Instant) {
-        let Some(link) = self.world.link else { return };
-        let arrival = {
-            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-            let busy = &mut busy[header.tag.pass as usize];
-            let begin = busy.map_or(sent, |until| until.max(sent));
-            let end = begin + Duration::from_secs_f64(header.bytes as f64 / link.bytes_per_sec);
-            *busy = Some(end);
-            end + link.latency
-        };
-        thread::sleep(arrival.saturating_duration_since(Instant::now()));
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the simulated link, if there is one, has delivered what was sent at `sent`:
+    /// messages of one pass share it one after the other. It takes no processor, so what a rank
+    /// computes meanwhile hides it, as with a network.
+    fn deliver(&self, pass: Pass, size: (u32, usize), sent: Instant) {
+        if let Some(link) = self.world.link {
+            let left = self.line().carry(link, pass, size, sent, Instant::now());
+            thread::sleep(left);
+        }
     }
 
     fn error(&self, interrupt: Interrupt, at: Place) -> Error {
@@ -132,9 +168,16 @@ impl Threads {
         Ok(())
     }
 
-    /// Brings `region` to a meeting, and checks that all ranks are there for the same thing.
-    fn meet(&self, collective: Collective, region: Region) -> Result<u64> {
-        let post = Post { collective, region: region.lend() };
+    /// Brings `region` to a meeting, and checks that all ranks are there for the same thing, with
+    /// regions of the right number of elements.
+    fn meet(
+        &self,
+        collective: Collective,
+        region: Region,
+        expected: impl Fn(usize) -> usize,
+        ready: Instant,
+    ) -> Result<u64> {
+        let post = Post { collective, region: region.lend(), ready };
         let office = &self.world.office;
         let round = office.come(self.rank, post);
         let place = |collective| Place::Collective { collective, sequence: round };
@@ -147,7 +190,8 @@ impl Threads {
                 let (ours, theirs) = (place(collective), place(theirs.collective));
                 return Err(Error::Mismatch { rank, ours, theirs });
             }
-            let (expected, got) = (region.bytes(), theirs.region.bytes());
+            let expected = expected(rank) * region.dtype().bytes();
+            let got = theirs.region.bytes();
             if got != expected {
                 return Err(Error::Size { rank, at: place(collective), expected, got });
             }
@@ -181,7 +225,7 @@ impl Transport for Threads {
     fn share(&self, dev: &dyn Device, memory: &Arc<Memory>) -> Result<()> {
         let memories = || self.world.memories.lock().unwrap_or_else(PoisonError::into_inner);
         memories().push(memory.clone());
-        self.meet(Collective::Share, NOTHING)?;
+        self.come(Collective::Share)?;
         memories().iter().for_each(|memory| dev.attach(memory));
         Ok(())
     }
@@ -211,7 +255,7 @@ impl Transport for Threads {
         // both may do is the contract under "Lent regions" of `Comm`.
         let arrived = unsafe { region.accept() };
         let Some(into) = into else { return Ok(arrived) };
-        self.deliver(header, sent);
+        self.deliver(pass, (1, header.bytes), sent);
         if !arrived.is_empty() {
             dev.copy(arrived, into);
         }
@@ -223,9 +267,52 @@ impl Transport for Threads {
         Ok(into)
     }
 
-    fn all_reduce(&self, dev: &dyn Device, x: Region) -> Result<()> {
+    fn collective(&self, dev: &dyn Device, operation: &Operation, begun: Instant) -> Result<()> {
         let ranks = self.world.ranks;
-        let round = self.meet(Collective::AllReduce, x)?;
+        let free = self.line().busy[Pass::Forward as usize];
+        let ready = free.map_or(begun, |until| until.max(begun));
+        let lens = |rank| operation.shown_len(rank);
+        let round = self.meet(operation.kind(), operation.shown(), lens, ready)?;
+        let slowest = (0..ranks).map(|rank| self.world.office.post(round, rank).ready).max();
+        self.deliver(Pass::Forward, operation.as_ring(ranks), slowest.unwrap_or(ready));
+        match operation {
+            Operation::AllReduce { x } => self.all_reduce(dev, *x, round)?,
+            Operation::AllGather { parts, mine, all } => {
+                self.all_gather(dev, parts, *mine, *all, round);
+            }
+            Operation::ReduceScatter { parts, all, mine, write } => match mine {
+                Some(mine) => self.reduce_scatter(dev, parts, *mine, *write, round),
+                None => self.reduce_in_place(dev, parts, *all, round),
+            },
+            // The root's x is only read, by ranks that each write their own.
+            Operation::Broadcast { root, x } if self.rank != *root && !x.is_empty() => {
+                dev.copy(self.brought(round, *root), *x);
+            }
+            Operation::Broadcast { .. } => {}
+        }
+        self.come(operation.kind())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.come(Collective::Barrier)
+    }
+
+    fn link_times(&self) -> (Duration, Duration) {
+        let line = self.line();
+        (line.hidden, line.exposed)
+    }
+}
+
+/// The collectives, between the first meeting of all ranks and the last.
+impl Threads {
+    /// A meeting that moves no data.
+    fn come(&self, collective: Collective) -> Result<()> {
+        let nothing = Region::empty(Dtype::F32);
+        self.meet(collective, nothing, |_| 0, Instant::now()).map(|_| ())
+    }
+
+    fn all_reduce(&self, dev: &dyn Device, x: Region, round: u64) -> Result<()> {
+        let ranks = self.world.ranks;
         // Rank r sums part r of all ranks, in rank 0's memory: until the next meeting no other rank
         // touches that part of any x. From there to the last meeting rank 0's x is only read.
         let part = schedule::part(x.len(), ranks, self.rank);
@@ -235,55 +322,60 @@ impl Transport for Threads {
                 dev.add(self.brought(round, rank).slice(part.clone()), sum.slice(part.clone()));
             }
         }
-        self.meet(Collective::AllReduce, x)?;
+        self.come(Collective::AllReduce)?;
         if self.rank != 0 && !x.is_empty() {
             dev.copy(sum, x);
         }
-        self.meet(Collective::AllReduce, x)?;
         Ok(())
     }
 
-    fn all_gather(&self, dev: &dyn Device, mine: Region, all: Region) -> Result<()> {
-        let round = self.meet(Collective::AllGather, mine)?;
-        if !mine.is_empty() {
-            // Every rank's `mine` is only read, and `all` has no byte of it but our own in place.
-            for rank in 0..self.world.ranks {
-                let part = all.slice(rank * mine.len()..(rank + 1) * mine.len());
-                dev.copy(self.brought(round, rank), part);
+    fn all_gather(
+        &self,
+        dev: &dyn Device,
+        parts: &Parts,
+        mine: Option<Region>,
+        all: Region,
+        round: u64,
+    ) {
+        // What a rank shows is only read, or, in place, read where it lies as its owner writes the
+        // others' parts.
+        for rank in (0..self.world.ranks).filter(|rank| mine.is_some() || *rank != self.rank) {
+            let theirs = self.brought(round, rank);
+            for (whole, part) in parts.segments(rank).filter(|(whole, _)| !whole.is_empty()) {
+                let from = if mine.is_some() { part } else { whole.clone() };
+                dev.copy(theirs.slice(from), all.slice(whole));
             }
         }
-        self.meet(Collective::AllGather, mine)?;
-        Ok(())
     }
 
-    fn reduce_scatter(&self, dev: &dyn Device, all: Region, mine: Region) -> Result<()> {
-        let round = self.meet(Collective::ReduceScatter, all)?;
-        if !mine.is_empty() {
-            // Every rank's `all` is only read; `mine` lies outside it and nobody else knows it.
-            let part = self.rank * mine.len()..(self.rank + 1) * mine.len();
-            dev.copy(self.brought(round, 0).slice(part.clone()), mine);
-            for rank in 1..self.world.ranks {
-                dev.add(self.brought(round, rank).slice(part.clone()), mine);
+    fn reduce_scatter(
+        &self,
+        dev: &dyn Device,
+        parts: &Parts,
+        mine: Region,
+        write: Write,
+        round: u64,
+    ) {
+        // Every rank's `all` is only read; `mine` lies outside it and nobody else knows it.
+        for rank in 0..self.world.ranks {
+            let theirs = self.brought(round, rank);
+            for (whole, part) in parts.segments(self.rank).filter(|(_, part)| !part.is_empty()) {
+                let (from, to) = (theirs.slice(whole), mine.slice(part));
+                match write {
+                    Write::Set if rank == 0 => dev.copy(from, to),
+                    _ => dev.add(from, to),
+                }
             }
         }
-        self.meet(Collective::ReduceScatter, all)?;
-        Ok(())
     }
 
-    fn broadcast(&self, dev: &dyn Device, root: usize, x: Region) -> Result<()> {
-        let round = self.meet(Collective::Broadcast { root }, x)?;
-        // The root's x is only read, by ranks that each write their own.
-        if self.rank != root && !x.is_empty() {
-            dev.copy(self.brought(round, root), x);
+    fn reduce_in_place(&self, dev: &dyn Device, parts: &Parts, all: Region, round: u64) {
+        // Of every `all`, the part of one rank is touched by that rank alone.
+        for rank in (0..self.world.ranks).filter(|rank| *rank != self.rank) {
+            let theirs = self.brought(round, rank);
+            for (whole, _) in parts.segments(self.rank).filter(|(whole, _)| !whole.is_empty()) {
+                dev.add(theirs.slice(whole.clone()), all.slice(whole));
+            }
         }
-        self.meet(Collective::Broadcast { root }, x)?;
-        Ok(())
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.meet(Collective::Barrier, NOTHING).map(|_| ())
     }
 }
-
-/// What a rank brings to a meeting that moves no data.
-const NOTHING: Region = Region::empty(Dtype::F32);

@@ -1,0 +1,61 @@
+//! What ranks do together.
+
+use rotifer_device::{Region, Write};
+
+use crate::{Collective, Parts};
+
+/// A collective with what this rank brings to it. All ranks bring the same kind and agree on sizes.
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    /// `x = sum of all ranks' x`.
+    AllReduce { x: Region },
+    /// `all = every rank's part`. `mine` is this rank's, compact; `None` if it is in `all` already.
+    AllGather { parts: Parts, mine: Option<Region>, all: Region },
+    /// `mine = sum of all ranks' part of all that is this rank's`, or `+=`. `mine` is compact and
+    /// outside of all; `None` if the sum replaces this rank's part of its own `all`.
+    ReduceScatter { parts: Parts, all: Region, mine: Option<Region>, write: Write },
+    /// `x = x of rank root`.
+    Broadcast { root: usize, x: Region },
+}
+
+impl Operation {
+    pub const fn kind(&self) -> Collective {
+        match self {
+            Operation::AllReduce { .. } => Collective::AllReduce,
+            Operation::AllGather { .. } => Collective::AllGather,
+            Operation::ReduceScatter { .. } => Collective::ReduceScatter,
+            Operation::Broadcast { root, .. } => Collective::Broadcast { root: *root },
+        }
+    }
+
+    /// What the other ranks read of this one.
+    pub fn shown(&self) -> Region {
+        match self {
+            Operation::AllReduce { x } | Operation::Broadcast { x, .. } => *x,
+            Operation::AllGather { mine, all, .. } => mine.unwrap_or(*all),
+            Operation::ReduceScatter { all, .. } => *all,
+        }
+    }
+
+    /// Elements that rank `rank` must show.
+    pub fn shown_len(&self, rank: usize) -> usize {
+        match self {
+            Operation::AllGather { parts, mine: Some(_), .. } => parts.len_of(rank),
+            _ => self.shown().len(),
+        }
+    }
+
+    /// Messages that a rank sends one after the other, and their bytes in all, if this runs as a
+    /// ring of `world` ranks.
+    pub fn as_ring(&self, world: usize) -> (u32, usize) {
+        let others = world - 1;
+        let (rounds, bytes) = match self {
+            Operation::AllReduce { x } => (2 * others, 2 * others * x.bytes() / world),
+            Operation::AllGather { all, .. } | Operation::ReduceScatter { all, .. } => {
+                (others, others * all.bytes() / world)
+            }
+            Operation::Broadcast { x, .. } => (others, others * x.bytes() / world),
+        };
+        (u32::try_from(rounds).expect("fewer than 2^31 ranks"), bytes)
+    }
+}
