@@ -457,6 +457,12 @@ impl Device for CpuDevice {
         self.timed(KernelKind::Loss, |team| loss::block(team, logits, first, targets, state));
     }
 
+    fn loss_join(&self, other: Region, state: Region) {
+        assert_apart(&[flat(state)], &[flat(other)]);
+        let (other, state) = (self.floats(other, state.len()), self.all(state));
+        self.timed(KernelKind::Loss, |_| loss::join(other, state));
+    }
+
     fn loss_finish(&self, state: Region, targets: Region, lse: Region, loss: Region) {
         assert_apart(&[flat(lse), flat(loss)], &[flat(state), flat(targets)]);
         let t = targets.len;

@@ -69,6 +69,11 @@ fn embedding_matches_reference_any_part_of_the_table() {
 }
 
 #[test]
+fn joined_states_are_the_state_of_all_classes() {
+    with_1_and_3_threads(tokens::check_loss_join);
+}
+
+#[test]
 fn loss_matches_reference_any_blocks() {
     with_1_and_3_threads(tokens::check_loss);
 }

@@ -57,6 +57,13 @@ impl Replicas {
         &self.comm
     }
 
+    /// Clears all gradients.
+    pub fn clear(&self, dev: &dyn Device) {
+        for bucket in &self.buckets {
+            dev.fill(bucket.gradients, 0.0);
+        }
+    }
+
     /// A backward pass comes next; `last` if its gradients are the last to be added up before
     /// [`settle`](Replicas::settle).
     pub fn begin(&self, last: bool) {

@@ -120,6 +120,12 @@ impl Cut {
         self.groups
     }
 
+    /// Number of shards of a group: that of ranks.
+    #[must_use]
+    pub const fn world(&self) -> usize {
+        self.world
+    }
+
     /// Rows of the whole unit.
     #[must_use]
     pub const fn rows(&self) -> usize {

@@ -12,6 +12,7 @@ use rotifer::layers::{
 };
 use rotifer::models::Decoder;
 use rotifer::optim::{LrSchedule, Optimizer};
+use rotifer::strategy::Strategy;
 use rotifer::train::{Source, TrainOptions, Trainer};
 use rotifer_device::{Activation, CpuDevice, Norm, Purpose};
 use rotifer_ring::{HopMode, launch};
@@ -58,6 +59,8 @@ impl Source for Counting {
 
 fn main() {
     let train = TrainOptions {
+        strategy: Strategy::Rtp,
+        reshard_after_forward: true,
         batch: 10,
         accumulation: 1,
         seq: 32,

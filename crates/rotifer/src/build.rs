@@ -3,16 +3,23 @@
 //! A model is built twice by the same code: once on an arena that only counts, which also learns
 //! how many replicated parameters there are and how much travels, then on the live one.
 
+mod unit;
+
 use rotifer_device::{Arena, Dtype, Purpose, Region};
-use rotifer_ring::schedule::Cut;
-use rotifer_ring::{Comm, HopMode, Shards, TravelNeed};
+use rotifer_ring::{Bucket, Comm, Gather, HopMode, Parts, TravelNeed};
 
 use crate::error::{Error, Result};
 use crate::params::{Init, Layout, Param, Piece};
+use crate::sharded::Share;
+use crate::strategy::{Strategy, replicated::BUCKET_BYTES};
+pub use unit::{Home, Tensor, Unit, UnitSpec};
+use unit::{Spread, Trained};
 
 /// What a model is built for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BuildOptions {
+    /// What the ranks hold and exchange.
+    pub strategy: Strategy,
     /// s: tokens per row.
     pub seq: usize,
     /// Rows of a rank's largest micro-batch slice.
@@ -25,76 +32,10 @@ pub struct BuildOptions {
     pub logits_rows: usize,
     /// Bound of one travelling shard; units whose shards are larger rotate in groups.
     pub travel_bytes_max: usize,
-    /// Whether hops run beside products.
+    /// Whether what moves does so beside products.
     pub overlap: bool,
-}
-
-/// One weight tensor of a unit: `rows x width`, cut along the rows with all others of its unit.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
-    /// Full name, as in the checkpoint.
-    pub name: String,
-    /// Elements per row.
-    pub width: usize,
-    /// How it lies in files.
-    pub layout: Layout,
-    /// Initial value.
-    pub init: Init,
-    /// Whether weight decay applies.
-    pub decay: bool,
-}
-
-/// The weights that travel together.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UnitSpec {
-    /// Name for messages; also the identity by which layers share one unit.
-    pub name: String,
-    /// Rows that the unit is cut along.
-    pub rows: usize,
-    /// Its tensors; a shard holds the same rows of each, one tensor behind the other.
-    pub tensors: Vec<Tensor>,
-    /// Bound of a shard's rows from the layer's side, for what it allocates per shard row.
-    pub shard_rows_max: usize,
-    /// Whether the layer's backward reads the weights.
-    pub backward_reads_weights: bool,
-}
-
-/// This rank's part of a unit.
-#[derive(Clone, Debug)]
-pub struct Unit {
-    number: u32,
-    cut: Cut,
-    width: usize,
-    backward_reads_weights: bool,
-    /// Home of the weights and of the gradients, per group.
-    homes: Vec<(Region, Region)>,
-}
-
-impl Unit {
-    /// Its groups of shards, which rotate one after the other.
-    pub fn groups(&self) -> impl Iterator<Item = Shards> + '_ {
-        self.homes.iter().enumerate().map(|(group, &(weights, gradients))| Shards {
-            unit: self.number,
-            cut: self.cut,
-            group,
-            width: self.width,
-            weights,
-            gradients,
-            backward_reads_weights: self.backward_reads_weights,
-        })
-    }
-
-    /// Its number, for messages.
-    #[must_use]
-    pub const fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// How it is cut.
-    #[must_use]
-    pub const fn cut(&self) -> Cut {
-        self.cut
-    }
+    /// Fully sharded data parallelism: whether a unit is given up between forward and backward.
+    pub reshard_after_forward: bool,
 }
 
 /// Collects what a model needs, and hands it out.
@@ -106,11 +47,35 @@ pub struct Builder<'a> {
     world: usize,
     hop_mode: HopMode,
     need: TravelNeed,
+    gathers: Vec<Gather>,
+    partial_len: usize,
     units: Vec<(UnitSpec, Unit)>,
     params: Vec<Param>,
     layers: u64,
     counting: bool,
     replicated: Replicated,
+    buckets: Buckets,
+    /// Number of groups that stay whole from forward to backward.
+    kept: usize,
+}
+
+/// What a counting pass finds out that the live pass needs at its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Elements of replicated parameters.
+    pub replicated_len: usize,
+    /// Elements of the gradients that are summed in buckets.
+    pub bucket_len: usize,
+}
+
+/// Under data parallelism: the gradients of all units in one region, of which a bucket is a run.
+#[derive(Debug)]
+struct Buckets {
+    gradients: Region,
+    used: usize,
+    list: Vec<Bucket>,
+    /// Where the last of them begins.
+    start: usize,
 }
 
 /// The parameters that every rank has whole (norms, sum-type biases): one region for all of them,
@@ -132,25 +97,37 @@ pub struct Built {
     pub unit_names: Vec<String>,
     /// Gradients of all replicated parameters.
     pub replicated_gradients: Region,
-    /// What the travel buffers must hold.
+    /// What the travel buffers must hold, if shards rotate.
     pub need: TravelNeed,
-    /// Elements of replicated parameters.
-    pub replicated_len: usize,
+    /// What is summed together, under data parallelism.
+    pub buckets: Vec<Bucket>,
+    /// Every use of a group, under fully sharded data parallelism.
+    pub gathers: Vec<Gather>,
+    /// Elements of the longest share of a sum, under tensor parallelism.
+    pub partial_len: usize,
+    /// What the live pass needs to know.
+    pub counted: Counted,
 }
 
 impl<'a> Builder<'a> {
-    /// A builder over an arena. `replicated_len` is what a counting pass found, or `None` in it.
+    /// A builder over an arena. `counted` is what a counting pass found, or `None` in it.
     pub fn new(
         arena: &'a mut Arena,
         comm: &Comm,
         options: BuildOptions,
-        replicated_len: Option<usize>,
+        counted: Option<Counted>,
     ) -> Builder<'a> {
-        let replicated = match replicated_len {
-            Some(len) => Replicated::take(arena, &options, len),
-            // Handles of the right kind for the counting pass, which has no bytes anyway.
-            None => Replicated::take(&mut Arena::counting(), &options, usize::MAX / 64),
+        // Handles of the right kind for the counting pass, which has no bytes anyway.
+        let most = usize::MAX / 64;
+        let placeholder = Counted { replicated_len: most, bucket_len: most };
+        let mut nowhere = Arena::counting();
+        let counting = counted.is_none();
+        let (from, counted) = match counted {
+            Some(counted) => (&mut *arena, counted),
+            None => (&mut nowhere, placeholder),
         };
+        let replicated = Replicated::take(from, &options, counted.replicated_len);
+        let buckets = Buckets::take(from, &options, counted.bucket_len);
         Builder {
             arena,
             options,
@@ -158,11 +135,15 @@ impl<'a> Builder<'a> {
             world: comm.world(),
             hop_mode: comm.hop_mode(),
             need: TravelNeed::default(),
+            gathers: Vec::new(),
+            partial_len: 0,
             units: Vec::new(),
             params: Vec::new(),
             layers: 0,
-            counting: replicated_len.is_none(),
+            counting,
             replicated,
+            buckets,
+            kept: 0,
         }
     }
 
@@ -170,6 +151,12 @@ impl<'a> Builder<'a> {
     #[must_use]
     pub const fn options(&self) -> &BuildOptions {
         &self.options
+    }
+
+    /// What the ranks hold and exchange.
+    #[must_use]
+    pub const fn strategy(&self) -> Strategy {
+        self.options.strategy
     }
 
     /// Number of ranks.
@@ -239,41 +226,96 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// If a unit of that name exists with other tensors or another number of rows.
     pub fn unit(&mut self, spec: UnitSpec) -> Result<Unit> {
-        if let Some((known, unit)) = self.units.iter().find(|(known, _)| known.name == spec.name) {
-            if known.rows != spec.rows || known.tensors != spec.tensors {
+        let known = self.units.iter().find(|(known, _)| known.name == spec.name);
+        let mut unit = match known {
+            Some((known, _)) if known.rows != spec.rows || known.tensors != spec.tensors => {
                 let [first, second] =
                     [known, &spec].map(|s| format!("{} x {:?}", s.rows, s.tensors));
                 return Err(Error::UnitMismatch { unit: spec.name, first, second });
             }
-            // How a shared unit is cut was decided by its first user; what its backward reads is
-            // each user's own.
-            let backward_reads_weights = spec.backward_reads_weights;
-            return Ok(Unit { backward_reads_weights, ..unit.clone() });
+            Some((_, unit)) => unit.clone(),
+            None => self.new_unit(&spec)?,
+        };
+        // How a shared unit is cut was decided by its first user; what its backward reads is each
+        // user's own.
+        unit.backward_reads_weights = spec.backward_reads_weights;
+        unit.first_use = self.gathers.len();
+        for (group, home) in unit.homes.iter().enumerate() {
+            match self.options.strategy {
+                Strategy::Fsdp => self.gathers.push(Gather {
+                    parts: unit.parts(group),
+                    weights: home.weights,
+                    gradients: home.gradients,
+                    kept: home.kept,
+                    backward_reads_weights: unit.backward_reads_weights,
+                }),
+                Strategy::Ddp | Strategy::Zero1 => {
+                    self.buckets.list[home.bucket].contributions += 1;
+                }
+                Strategy::Rtp | Strategy::Tp => {}
+            }
         }
-        let width: usize = spec.tensors.iter().map(|t| t.width).sum();
-        let row_bytes = (width * Dtype::F32.bytes()).max(1);
+        Ok(unit)
+    }
+
+    fn new_unit(&mut self, spec: &UnitSpec) -> Result<Unit> {
+        let BuildOptions { strategy, train, .. } = self.options;
         let travel_rows = match self.world {
             1 => spec.rows,
-            _ => self.options.travel_bytes_max / row_bytes,
+            _ => self.options.travel_bytes_max / spec.row_bytes().max(1),
         };
-        let cut = Cut::new(spec.rows, self.world, spec.shard_rows_max.min(travel_rows).max(1));
-        let len = cut.shard_rows_max() * width;
-        let trained = usize::from(self.options.train);
+        let spread = Spread::new(spec, strategy, self.world, travel_rows);
+        let mut unit = Unit {
+            number: u32::try_from(self.units.len()).expect("fewer than 2^32 units"),
+            cut: spread.cut,
+            widths: spec.tensors.iter().map(|t| t.width).collect(),
+            backward_reads_weights: spec.backward_reads_weights,
+            seen: spread.seen,
+            homes: Vec::new(),
+            first_use: 0,
+        };
+        let width = unit.width();
+        let (len, trained) = (spread.home_rows * width, usize::from(train));
         self.need.include(len, len * trained);
-        let mut homes = Vec::new();
         let mut states = Vec::new();
-        for _ in 0..cut.groups() {
-            let mut take = |purpose, len| self.arena.take(purpose, Dtype::F32, len);
-            homes.push((take(Purpose::Weights, len), take(Purpose::Gradients, len * trained)));
+        let mut at = 0;
+        for group in 0..spread.cut.groups() {
+            let weights = self.arena.take(Purpose::Weights, Dtype::F32, len);
+            let (gradients, bucket) = if strategy.holds_all() {
+                let shared = (strategy == Strategy::Zero1).then(|| (unit.parts(group), weights));
+                self.buckets.add(len * trained, shared)
+            } else {
+                (self.arena.take(Purpose::Gradients, Dtype::F32, len * trained), 0)
+            };
+            let span = spread.span(spec, strategy, group, self.rank, at);
+            at += span.local.len();
+            let kept = self.kept_whole(spread.cut.group_rows_max() * width);
+            unit.homes.push(Home { weights, gradients, span, bucket, kept });
             let count = self.options.states * trained;
-            states.push((0..count).map(|_| take(Purpose::Optimizer, len)).collect::<Vec<_>>());
+            let mut state =
+                || self.arena.take(Purpose::Optimizer, Dtype::F32, spread.state_rows * width);
+            states.push((0..count).map(|_| state()).collect::<Vec<_>>());
         }
-        let number = u32::try_from(self.units.len()).expect("fewer than 2^32 units");
-        let backward_reads_weights = spec.backward_reads_weights;
-        let unit = Unit { number, cut, width, backward_reads_weights, homes };
-        self.add_params(&spec, &unit, &states)?;
-        self.units.push((spec, unit.clone()));
+        self.add_params(spec, &spread, &unit, &states)?;
+        self.units.push((spec.clone(), unit.clone()));
         Ok(unit)
+    }
+
+    /// Under fully sharded data parallelism without resharding: where a whole group stays.
+    fn kept_whole(&mut self, len: usize) -> Option<(usize, Region)> {
+        let BuildOptions { strategy, train, reshard_after_forward, .. } = self.options;
+        if strategy != Strategy::Fsdp || reshard_after_forward || !train || self.world == 1 {
+            return None;
+        }
+        self.kept += 1;
+        Some((self.kept - 1, self.arena.take(Purpose::Travel, Dtype::F32, len)))
+    }
+
+    /// Makes room for the shares of a sum over the ranks, under tensor parallelism.
+    pub fn include_share(&mut self, share: Share) {
+        if let Share::Sum { width } = share {
+            self.partial_len = self.partial_len.max(self.tokens_max() * width);
+        }
     }
 
     /// Adds a parameter, whose name must be new: it is a key in files.
@@ -285,23 +327,22 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn add_params(&mut self, spec: &UnitSpec, unit: &Unit, states: &[Vec<Region>]) -> Result<()> {
+    fn add_params(
+        &mut self,
+        spec: &UnitSpec,
+        spread: &Spread,
+        unit: &Unit,
+        states: &[Vec<Region>],
+    ) -> Result<()> {
+        let strategy = self.options.strategy;
         let mut before = 0;
         for tensor in &spec.tensors {
-            let pieces =
-                unit.homes.iter().zip(states).enumerate().map(|(group, (home, states))| {
-                    let rows = unit.cut.shard(group, self.rank);
-                    let within = rows.len() * before..rows.len() * (before + tensor.width);
-                    let part = |r: Region| if r.is_empty() { r } else { r.slice(within.clone()) };
-                    let (weights, gradients) = (part(home.0), part(home.1));
-                    Piece {
-                        rows,
-                        weights,
-                        gradients,
-                        states: states.iter().copied().map(part).collect(),
-                    }
-                });
-            let pieces = pieces.collect();
+            let mut pieces = Vec::new();
+            for (group, (home, states)) in unit.homes.iter().zip(states).enumerate() {
+                for held in spread.trained(spec, strategy, group, self.rank) {
+                    pieces.push(piece(home, states, &held, before, tensor.width));
+                }
+            }
             self.add(Param {
                 name: tensor.name.clone(),
                 rows: spec.rows,
@@ -309,7 +350,7 @@ impl<'a> Builder<'a> {
                 layout: tensor.layout,
                 init: tensor.init,
                 decay: tensor.decay,
-                replicated: false,
+                replicated: strategy == Strategy::Ddp,
                 pieces,
             })?;
             before += tensor.width;
@@ -344,16 +385,22 @@ impl<'a> Builder<'a> {
     /// Ends the build.
     #[must_use]
     pub fn finish(self) -> Built {
+        let counted =
+            Counted { replicated_len: self.replicated.used, bucket_len: self.buckets.used };
         if self.counting {
-            // Only now is their number known; the live pass takes as much at its start.
-            Replicated::take(self.arena, &self.options, self.replicated.used);
+            // Only now are their numbers known; the live pass takes as much at its start.
+            Replicated::take(self.arena, &self.options, counted.replicated_len);
+            Buckets::take(self.arena, &self.options, counted.bucket_len);
         }
         Built {
             params: self.params,
             unit_names: self.units.into_iter().map(|(spec, _)| spec.name).collect(),
             replicated_gradients: self.replicated.gradients,
             need: self.need,
-            replicated_len: self.replicated.used,
+            buckets: self.buckets.list,
+            gathers: self.gathers,
+            partial_len: self.partial_len,
+            counted,
         }
     }
 }
@@ -368,5 +415,61 @@ impl Replicated {
             states: (0..options.states * trained).map(|_| take(Purpose::Optimizer, len)).collect(),
             used: 0,
         }
+    }
+}
+
+impl Buckets {
+    /// Elements that every group's gradients begin at a multiple of: a cache line.
+    const ALIGN: usize = 16;
+
+    fn take(arena: &mut Arena, options: &BuildOptions, len: usize) -> Buckets {
+        let len = if options.strategy.holds_all() && options.train { len } else { 0 };
+        let gradients = arena.take(Purpose::Gradients, Dtype::F32, len);
+        Buckets { gradients, used: 0, list: Vec::new(), start: 0 }
+    }
+
+    /// Gradients of `len` elements for the next group, and their bucket: the last one until it is
+    /// full, or one of their own if ranks share the optimiser's work.
+    fn add(&mut self, len: usize, shared: Option<(Parts, Region)>) -> (Region, usize) {
+        let start = self.used;
+        self.used = (start + len).next_multiple_of(Buckets::ALIGN);
+        let gradients = self.gradients.slice(start..start + len);
+        match (self.list.last_mut(), shared) {
+            (Some(last), None) if last.gradients.bytes() < BUCKET_BYTES => {
+                last.gradients = self.gradients.slice(self.start..start + len);
+            }
+            (_, shared) => {
+                let of =
+                    |region: Region, parts: &Parts| region.first(parts.len().min(region.len()));
+                let shared = shared.map(|(parts, weights)| {
+                    let weights = of(weights, &parts);
+                    (parts, weights)
+                });
+                let gradients =
+                    shared.as_ref().map_or(gradients, |(parts, _)| of(gradients, parts));
+                self.start = start;
+                self.list.push(Bucket { gradients, shared, contributions: 0 });
+            }
+        }
+        (gradients, self.list.len() - 1)
+    }
+}
+
+/// This rank's piece of one tensor of a group: `width` columns behind `before` columns of others.
+fn piece(home: &Home, states: &[Region], held: &Trained, before: usize, width: usize) -> Piece {
+    let part = |region: Region, rows: usize, at: usize| {
+        let start = rows * before + at * width;
+        if region.is_empty() {
+            region
+        } else {
+            region.slice(start..start + held.rows.len() * width)
+        }
+    };
+    let state = |region: &Region| part(*region, held.state_rows, held.state_at);
+    Piece {
+        rows: held.rows.clone(),
+        weights: part(home.weights, held.home_rows, held.at),
+        gradients: part(home.gradients, held.home_rows, held.at),
+        states: states.iter().map(state).collect(),
     }
 }

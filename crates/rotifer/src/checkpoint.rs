@@ -98,7 +98,7 @@ pub fn load<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
             file.each_run(param, piece, *start, &mut RankFile::fetch)?;
         }
     }
-    Ok(())
+    trainer.refresh()
 }
 
 /// Where each parameter's bytes are in the file.

@@ -308,8 +308,11 @@ pub struct Ranks {
     pub threads: Option<NonZeroUsize>,
     /// What the ranks hold and exchange.
     pub strategy: Strategy,
-    /// Whether shards travel while the ranks compute, which takes spare buffers. Default true.
+    /// Whether what moves between ranks does so while they compute, which may take spare buffers.
+    /// Default true.
     pub overlap: bool,
+    /// fsdp: whether a unit is given up between forward and backward. Default true.
+    pub reshard_after_forward: bool,
     /// How a shard gets from rank to rank within one process.
     pub hop: Hop,
     /// Bound of one travelling shard in bytes, such as "4MiB"; a unit whose shard is larger travels
@@ -318,8 +321,8 @@ pub struct Ranks {
     pub travel_bytes_max: usize,
     /// Seconds after which a silent rank counts as lost. Default 60.
     pub deadline_secs: u64,
-    /// Gigabits per second of a link between ranks to be simulated, which copied hops then take as
-    /// long as they would over a network; none if it is left out.
+    /// Gigabits per second of a link between ranks to be simulated, over which copied hops and
+    /// collectives then take as long as over a network; none if it is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_gbps: Option<f64>,
     /// Its latency in microseconds. Default 0.
@@ -333,6 +336,7 @@ impl Default for Ranks {
             threads: None,
             strategy: Strategy::default(),
             overlap: true,
+            reshard_after_forward: true,
             hop: Hop::default(),
             travel_bytes_max: 4 << 20,
             deadline_secs: 60,
@@ -342,13 +346,21 @@ impl Default for Ranks {
     }
 }
 
-/// Strategies.
+/// Strategies: see [`strategy`](crate::strategy).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
     /// Rotated tensor parallelism: shards of the weights travel round the ranks.
     #[default]
     Rtp,
+    /// Data parallelism: every rank has all weights, gradients are summed.
+    Ddp,
+    /// The same, with the optimiser state shared.
+    Zero1,
+    /// Fully sharded data parallelism: units are gathered where they are used.
+    Fsdp,
+    /// Tensor parallelism: shards stay, every rank sees the whole batch.
+    Tp,
     /// One rank.
     Single,
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::strategy::Strategy;
 use crate::{config, data};
 
 /// The result of anything in this crate that can fail.
@@ -57,6 +58,40 @@ pub enum Error {
     SameName {
         /// The name.
         tensor: String,
+    },
+    /// Under tensor parallelism, heads that cannot be shared evenly.
+    #[error(
+        "attention {layer}: tp gives whole heads to each rank, but {heads} query and {kv_heads} \
+         key/value heads do not divide by {world} ranks; take another number of ranks, or rtp, which \
+         has no such limit"
+    )]
+    HeadsDoNotDivide {
+        /// Name of the layer.
+        layer: String,
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// Under tensor parallelism, a linear layer that is not one of a pair.
+    #[error(
+        "linear layer {layer}: tp cuts linear layers in pairs only, as those of attention and of an \
+         MLP; use these, or another strategy"
+    )]
+    NotPaired {
+        /// Name of the layer.
+        layer: String,
+    },
+    /// Tokens that should tour the ranks where there is no ring.
+    #[error(
+        "model.embedding = \"rows\" lets tokens tour the ring, which only rtp has, not {strategy:?}; \
+         take \"auto\" or \"table\""
+    )]
+    RowsOnlyRotate {
+        /// The strategy.
+        strategy: Strategy,
     },
     /// A shape that the model cannot have.
     #[error("{what}")]

@@ -1,7 +1,5 @@
 //! Sampling on N ranks.
 
-use rotifer_ring::schedule::part;
-
 use crate::error::{Error, Result};
 use crate::hash::mix;
 use crate::models::Model;
@@ -88,9 +86,11 @@ pub fn generate<M: Model>(
 ) -> Result<Vec<Vec<i32>>> {
     sampling.check()?;
     check_prompts(trainer, prompts)?;
-    let (rank, world) = (trainer.comm().rank(), trainer.comm().world());
+    let rank = trainer.comm().rank();
     let (seq, classes) = (trainer.options().seq, trainer.classes());
-    let mine = part(prompts.len(), world, rank);
+    let mine = trainer.prompts_of_rank(prompts.len());
+    // Where all ranks see all prompts, they choose alike, and one says so.
+    let says = rank == 0 || !trainer.shares_batch();
     let mut texts = prompts.to_vec();
     let mut done = vec![false; prompts.len()];
     let mut logits = Vec::new();
@@ -98,7 +98,8 @@ pub fn generate<M: Model>(
         let tails: Vec<&[i32]> = texts.iter().map(|t| &t[t.len().saturating_sub(seq)..]).collect();
         trainer.logits(&tails, &mut logits)?;
         let mut chosen = vec![0.0; prompts.len()];
-        for (row, logits) in mine.clone().zip(logits.chunks_exact(classes.max(1))) {
+        let own = mine.clone().zip(logits.chunks_exact(classes.max(1)));
+        for (row, logits) in own.filter(|_| says) {
             let token = sampling.choose(logits, row as u64, texts[row].len() as u64);
             chosen[row] = f64::from(token);
         }
@@ -121,7 +122,7 @@ pub fn generate<M: Model>(
 }
 
 fn check_prompts<M: Model>(trainer: &Trainer<'_, M>, prompts: &[Vec<i32>]) -> Result<()> {
-    let most = trainer.options().logits_rows * trainer.comm().world();
+    let most = trainer.prompts_max();
     let classes = trainer.classes();
     let unknown = prompts.iter().flatten().find(|t| !(0..classes as i64).contains(&i64::from(**t)));
     let what = if prompts.is_empty() {

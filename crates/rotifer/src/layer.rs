@@ -1,11 +1,12 @@
 //! What a layer is, and what it sees when it runs.
 
 use rotifer_device::{Device, Region, Stream, Write};
-use rotifer_ring::{Ring, schedule};
+use rotifer_ring::{Comm, schedule};
 
 use crate::build::Builder;
 use crate::error::Result;
 use crate::hash::mix;
+use crate::strategy::Driver;
 
 /// A layer of one rank: a function of its slice of the batch, x: `[t, c]` to y: `[t, o]`, and that
 /// function's backward. Where its weights are is the business of a strategy.
@@ -79,13 +80,13 @@ pub enum Phase {
     Evaluate,
 }
 
-/// What a layer sees when it runs: the device, the ring, and this rank's slice of the batch.
+/// What a layer sees when it runs: the device, the strategy, and this rank's slice of the batch.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The rank's device.
     pub dev: &'a dyn Device,
-    /// The rank's ring.
-    pub ring: &'a Ring,
+    /// What brings shards to this rank.
+    pub driver: &'a Driver,
     /// This rank's slice.
     pub batch: &'a Batch,
     /// Why it runs.
@@ -99,23 +100,29 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// The communicator.
+    #[must_use]
+    pub const fn comm(&self) -> &Comm {
+        self.driver.comm()
+    }
+
     /// t: tokens of this rank's slice.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        self.batch.slices.rows(self.ring.comm().rank()).len() * self.batch.seq
+        self.rows() * self.batch.seq
     }
 
     /// b: batch rows of this rank's slice.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.batch.slices.rows(self.ring.comm().rank()).len()
+        self.batch.slices.rows(self.batch.slice).len()
     }
 
     /// Random numbers for layer `layer` at this step, and the global index of this rank's first
     /// element, given the elements per token: the same masks for any N and any accumulation.
     #[must_use]
     pub fn stream(&self, layer: u64, step: u64, width: usize) -> (Stream, u64) {
-        let first_row = self.batch.slices.rows(self.ring.comm().rank()).start;
+        let first_row = self.batch.slices.rows(self.batch.slice).start;
         let stream = Stream { seed: self.seed, stream: mix(mix(layer) ^ step) };
         (stream, (first_row * self.batch.seq * width) as u64)
     }
@@ -126,8 +133,10 @@ impl Context<'_> {
 pub struct Batch {
     /// s: tokens per row.
     pub seq: usize,
-    /// Which rows of the global batch each rank has now.
+    /// Which rows of the global batch are in which slice now.
     pub slices: Slices,
+    /// The slice that this rank sees.
+    pub slice: usize,
     /// Token ids: `[t]` `I32`.
     pub ids: Region,
     /// Positions within the row: `[t]` `I32`.
@@ -138,14 +147,15 @@ pub struct Batch {
     pub documents: Option<Region>,
 }
 
-/// How the rows of a global batch are cut: one slice per rank, each slice in micro-batches. Sizes
-/// differ by at most one row and may be zero; a rank with no row still turns the ring.
+/// How the rows of a global batch are cut: in one slice per rank (or in one that all ranks see), and
+/// each slice in micro-batches. Sizes differ by at most one row and may be zero; a rank with no row
+/// still turns the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slices {
     /// Rows of the global batch.
     pub rows: usize,
-    /// Number of ranks.
-    pub world: usize,
+    /// Number of slices.
+    pub count: usize,
     /// Number of micro-batches.
     pub accumulation: usize,
     /// Which of them.
@@ -153,17 +163,17 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The rows of rank `rank`, by their number in the global batch.
+    /// The rows of slice `slice`, by their number in the global batch.
     #[must_use]
-    pub const fn rows(&self, rank: usize) -> std::ops::Range<usize> {
-        let slice = schedule::part(self.rows, self.world, rank);
+    pub const fn rows(&self, slice: usize) -> std::ops::Range<usize> {
+        let slice = schedule::part(self.rows, self.count, slice);
         let micro = schedule::part(slice.end - slice.start, self.accumulation, self.micro);
         slice.start + micro.start..slice.start + micro.end
     }
 
     /// Rows of the largest slice of any micro-batch.
     #[must_use]
-    pub const fn rows_max(rows: usize, world: usize, accumulation: usize) -> usize {
-        rows.div_ceil(world).div_ceil(accumulation)
+    pub const fn rows_max(rows: usize, count: usize, accumulation: usize) -> usize {
+        rows.div_ceil(count).div_ceil(accumulation)
     }
 }

@@ -15,7 +15,7 @@ mod norm;
 pub use attention::{AttentionSpec, HEAD_DIM_MAX, SelfAttention};
 pub use combine::{Residual, Seq};
 pub use dropout::Dropout;
-pub use embedding::{Embedding, EmbeddingRoute, IdSource};
+pub use embedding::{Embedding, EmbeddingRoute, IdSource, embed};
 pub use head::{LmHead, Logits};
 pub use linear::Linear;
 pub use mlp::{Hidden, Mlp, MlpKind};

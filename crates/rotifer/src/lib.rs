@@ -30,4 +30,4 @@ pub mod train;
 
 pub use error::{Error, Result};
 pub use layer::{Batch, Context, Layer, Phase, Slices};
-pub use sharded::{Sharded, Visit};
+pub use sharded::{Seen, Sharded, Share, Span, Visit};

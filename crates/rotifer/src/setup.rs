@@ -11,6 +11,7 @@ use crate::data::Splits;
 use crate::layers::{EmbeddingRoute, Hidden, Logits};
 use crate::models::Gpt2;
 use crate::optim::Optimizer;
+use crate::strategy::Strategy;
 use crate::train::TrainOptions;
 
 impl Config {
@@ -57,6 +58,13 @@ impl Config {
         // The end of a run samples text, if there is a tokenizer to read it with.
         let samples = self.sample.is_some() && splits.train.is_text();
         TrainOptions {
+            strategy: match self.ranks.strategy {
+                config::Strategy::Rtp | config::Strategy::Single => Strategy::Rtp,
+                config::Strategy::Ddp => Strategy::Ddp,
+                config::Strategy::Zero1 => Strategy::Zero1,
+                config::Strategy::Fsdp => Strategy::Fsdp,
+                config::Strategy::Tp => Strategy::Tp,
+            },
             batch: self.train.batch,
             accumulation: self.train.accumulation,
             seq: self.seq(),
@@ -72,6 +80,7 @@ impl Config {
             },
             schedule: self.lr_schedule(),
             overlap: self.ranks.overlap,
+            reshard_after_forward: self.ranks.reshard_after_forward,
             travel_bytes_max: self.ranks.travel_bytes_max,
             documents: self.data.document_mask,
             logits_rows: usize::from(samples),

@@ -5,13 +5,14 @@
 mod options;
 
 use rotifer_device::{Arena, Device, Dtype, MemoryPlan, Purpose, Region};
-use rotifer_ring::{Comm, Ring, Travel};
+use rotifer_ring::{Comm, schedule};
 
-use crate::build::{Builder, Built};
+use crate::build::{Builder, Built, Counted};
 use crate::error::{Error, Result};
 use crate::layer::{Batch, Context, Phase, Slices};
 use crate::models::Model;
 use crate::params::Param;
+use crate::strategy::{Driver, Strategy};
 pub use options::{DEFAULT_TRAVEL_BYTES_MAX, TrainOptions};
 
 /// Where the rows of a batch come from. The same on every rank.
@@ -57,7 +58,7 @@ const SCALARS: usize = 4;
 /// One rank's trainer.
 pub struct Trainer<'a, M> {
     dev: &'a dyn Device,
-    ring: Ring,
+    driver: Driver,
     model: M,
     options: TrainOptions,
     plan: MemoryPlan,
@@ -88,7 +89,7 @@ struct HostBatch {
 /// What both passes of the builder yield.
 struct Parts {
     built: Built,
-    travel: Travel,
+    driver: Driver,
     batch: Batch,
     scalars: Region,
     choices: Region,
@@ -101,14 +102,16 @@ fn build(
     arena: &mut Arena,
     comm: &Comm,
     options: &TrainOptions,
-    replicated_len: Option<usize>,
+    counted: Option<Counted>,
 ) -> Result<Parts> {
-    let mut b = Builder::new(arena, comm, options.build_options(comm.world()), replicated_len);
+    let build_options = options.build_options(comm.world());
+    let mut b = Builder::new(arena, comm, build_options, counted);
     let t = b.tokens_max();
     let batch = Batch {
         // Not a length yet: the first load writes the positions.
         seq: 0,
-        slices: Slices { rows: 0, world: comm.world(), accumulation: 1, micro: 0 },
+        slices: Slices { rows: 0, count: 1, accumulation: 1, micro: 0 },
+        slice: options.strategy.slice(comm.rank()),
         ids: b.input(Dtype::I32, t),
         positions: b.input(Dtype::I32, t),
         targets: b.input(Dtype::I32, t),
@@ -121,8 +124,8 @@ fn build(
     let tensors = built.params.iter().filter(|p| p.replicated).count();
     let checked = if options.verify_replicated { comm.world() * tensors } else { 0 };
     let hashes = arena.take(Purpose::Activations, Dtype::F64, checked);
-    let travel = Travel::take(arena, comm, options.overlap, built.need);
-    Ok(Parts { built, travel, batch, scalars, choices, hashes })
+    let driver = Driver::take(arena, comm, &build_options, &built);
+    Ok(Parts { built, driver, batch, scalars, choices, hashes })
 }
 
 /// Bytes that one rank will need, by purpose, without allocating any.
@@ -154,21 +157,22 @@ impl<'a, M: Model> Trainer<'a, M> {
         let counted = build(&mut model, &mut arena, &comm, &options, None)?;
         let plan = arena.plan();
         let mut arena = Arena::live(dev, &plan)?;
-        let replicated_len = Some(counted.built.replicated_len);
-        let parts = build(&mut model, &mut arena, &comm, &options, replicated_len)?;
+        let counted = Some(counted.built.counted);
+        let parts = build(&mut model, &mut arena, &comm, &options, counted)?;
         assert_eq!(arena.plan(), plan, "the live pass must ask for what was counted");
         let memory = arena.memory().expect("a live arena has memory");
         comm.share(dev, memory)?;
         comm.name_units(parts.built.unit_names);
         let mut host = HostBatch::new(&options, parts.batch.ids.len());
         if options.verify_replicated {
-            let longest = parts.built.params.iter().filter(|p| p.replicated).map(Param::len).max();
+            let replicated = parts.built.params.iter().filter(|p| p.replicated);
+            let longest = replicated.flat_map(|p| &p.pieces).map(|piece| piece.weights.len()).max();
             host.weights = vec![0.0; longest.unwrap_or(0)];
             host.hashes = vec![0.0; parts.hashes.len()];
         }
         let trainer = Trainer {
             dev,
-            ring: Ring::new(comm, options.overlap, parts.travel),
+            driver: parts.driver,
             model,
             plan,
             params: parts.built.params,
@@ -184,6 +188,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         for param in &trainer.params {
             param.initialise(dev, trainer.options.seed);
         }
+        trainer.refresh()?;
         Ok(trainer)
     }
 
@@ -194,10 +199,19 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Every parameter, with this rank's pieces. Between the calls of this trainer no other rank
-    /// reads them, so they may be written, by all ranks alike.
+    /// reads them, so they may be written, by all ranks alike; then [`refresh`](Trainer::refresh).
     #[must_use]
     pub fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    /// To be called by all ranks after weights have been written: those that this rank does not
+    /// train but holds follow those that do.
+    ///
+    /// # Errors
+    /// If a rank fails or is silent.
+    pub fn refresh(&self) -> Result<()> {
+        self.driver.refresh(self.dev)
     }
 
     /// The model.
@@ -209,7 +223,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// The communicator.
     #[must_use]
     pub const fn comm(&self) -> &Comm {
-        self.ring.comm()
+        self.driver.comm()
     }
 
     /// The device.
@@ -251,6 +265,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             (f64::from(max) / (report.grad_norm + 1e-6)).min(1.0)
         });
         self.update(report.lr, clip as f32);
+        self.refresh()?;
         if self.options.verify_replicated {
             self.verify_replicated()?;
         }
@@ -267,21 +282,26 @@ impl<'a, M: Model> Trainer<'a, M> {
         first_row: u64,
         stop: bool,
     ) -> Result<StepReport> {
-        let (world, accumulation) = (self.comm().world(), self.options.accumulation);
+        let (count, accumulation) = (self.num_slices(), self.options.accumulation);
         let rows = self.options.batch;
         let targets = count_targets(source, first_row, rows as u64)?;
         self.dev.fill(self.scalars, 0.0);
         self.clear_gradients();
         for micro in 0..accumulation {
-            let slices = Slices { rows, world, accumulation, micro };
+            let slices = Slices { rows, count, accumulation, micro };
+            self.driver.begin(micro + 1 == accumulation);
             self.load(source, first_row, slices, self.options.seq)?;
             let cx = self.context(Phase::Train { step: self.step }, targets);
             self.model.forward(&cx)?;
             self.model.backward(&cx)?;
         }
-        self.ring.settle(self.dev)?;
-        self.comm().all_reduce(self.dev, self.replicated_gradients)?;
+        self.driver.settle(self.dev)?;
+        if self.num_slices() > 1 {
+            // Ranks that see the same tokens have the sum already.
+            self.comm().all_reduce(self.dev, self.replicated_gradients)?;
+        }
         self.sum_squares();
+        self.count_loss_once();
         self.dev.write_f64(&[f64::from(u8::from(stop))], self.scalars.slice(STOP..STOP + 1));
         self.comm().all_reduce(self.dev, self.scalars.first(REPLICATED_SQUARES))?;
         let mut sums = [0.0; SCALARS];
@@ -307,20 +327,21 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// # Errors
     /// If there is no target token, a token is out of range, or a rank fails or is silent.
     pub fn evaluate(&mut self, source: &dyn Source, rows: u64) -> Result<f64> {
-        let world = self.comm().world();
-        let rows_max = (self.batch.ids.len() / self.options.seq * world) as u64;
+        let count = self.num_slices();
+        let rows_max = (self.batch.ids.len() / self.options.seq * count) as u64;
         self.dev.fill(self.scalars, 0.0);
         let targets = count_targets(source, 0, rows)?;
         let mut first_row = 0;
         while first_row < rows {
             // The last rows may leave ranks without any; they turn the ring all the same.
             let rows = (rows - first_row).min(rows_max) as usize;
-            let slices = Slices { rows, world, accumulation: 1, micro: 0 };
+            let slices = Slices { rows, count, accumulation: 1, micro: 0 };
             self.load(source, first_row, slices, self.options.seq)?;
             let cx = self.context(Phase::Evaluate, 1);
             self.model.forward(&cx)?;
             first_row += rows as u64;
         }
+        self.count_loss_once();
         let loss = self.scalars.slice(LOSS..LOSS + 1);
         self.comm().all_reduce(self.dev, loss)?;
         let mut sum = [0.0];
@@ -329,15 +350,16 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// The logits that follow the last token of each of `prompts`, of which this rank makes those
-    /// of its own slice: `out` becomes `[its rows, classes]`. Prompts may differ in length.
+    /// of its own slice, which [`prompts_of_rank`](Trainer::prompts_of_rank) tells: `out` becomes
+    /// `[its rows, classes]`. Prompts may differ in length.
     ///
     /// # Errors
     /// If a prompt is empty, longer than `seq` or has an unknown token, there are more prompts than
     /// the model was built for, or a rank fails or is silent.
     pub fn logits(&mut self, prompts: &[&[i32]], out: &mut Vec<f32>) -> Result<()> {
-        let (rows, world) = (prompts.len(), self.comm().world());
+        let (rows, count) = (prompts.len(), self.num_slices());
         let seq = prompts.iter().map(|p| p.len()).max().unwrap_or(0);
-        let (longest, most) = (self.options.seq, self.options.logits_rows * world);
+        let (longest, most) = (self.options.seq, self.prompts_max());
         if rows > most || seq > longest || prompts.iter().any(|p| p.is_empty()) {
             let what = format!(
                 "{rows} prompts of up to {seq} tokens: the model was built for {most} of 1 to \
@@ -345,9 +367,9 @@ impl<'a, M: Model> Trainer<'a, M> {
             );
             return Err(Error::Shape { what });
         }
-        let slices = Slices { rows, world, accumulation: 1, micro: 0 };
+        let slices = Slices { rows, count, accumulation: 1, micro: 0 };
         self.load(&Prompts(prompts), 0, slices, seq.max(1))?;
-        let mine = &prompts[slices.rows(self.comm().rank())];
+        let mine = &prompts[slices.rows(self.batch.slice)];
         let last: Vec<usize> = mine.iter().map(|p| p.len() - 1).collect();
         let cx = self.context(Phase::Evaluate, 1);
         let logits = self.model.logits(&cx, &last)?;
@@ -356,6 +378,25 @@ impl<'a, M: Model> Trainer<'a, M> {
         // From here nobody reads this rank's weights any more, as after every other call.
         self.comm().barrier()?;
         Ok(())
+    }
+
+    /// Whether every rank sees the whole batch.
+    #[must_use]
+    pub fn shares_batch(&self) -> bool {
+        self.options.strategy == Strategy::Tp
+    }
+
+    /// Most prompts that the model was built for.
+    #[must_use]
+    pub fn prompts_max(&self) -> usize {
+        self.options.logits_rows * self.num_slices()
+    }
+
+    /// Which of `num` prompts are in the slice of this rank. Under tensor parallelism all are in
+    /// every rank's.
+    #[must_use]
+    pub fn prompts_of_rank(&self, num: usize) -> std::ops::Range<usize> {
+        schedule::part(num, self.num_slices(), self.batch.slice)
     }
 
     /// Replaces each number by its sum over all ranks; at most one per prompt that the model was
@@ -380,7 +421,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn context(&self, phase: Phase, targets: u64) -> Context<'_> {
         Context {
             dev: self.dev,
-            ring: &self.ring,
+            driver: &self.driver,
             batch: &self.batch,
             phase,
             seed: self.options.seed,
@@ -399,7 +440,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     ) -> Result<()> {
         self.set_seq(seq);
         self.batch.slices = slices;
-        let rows = slices.rows(self.ring.comm().rank());
+        let rows = slices.rows(self.batch.slice);
         let host = &mut self.host;
         for (i, row) in rows.clone().enumerate() {
             let part = i * seq..(i + 1) * seq;
@@ -425,18 +466,36 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(())
     }
 
-    /// Sums of squares: of this rank's shards, and of the replicated gradients, which all ranks
-    /// have.
-    fn sum_squares(&self) {
-        let at = |i| self.scalars.slice(i..i + 1);
-        for piece in self.params.iter().filter(|p| !p.replicated).flat_map(|p| &p.pieces) {
-            self.dev.squared_norm(piece.gradients, at(SQUARES));
+    /// Number of slices that the batch is cut in.
+    fn num_slices(&self) -> usize {
+        self.options.strategy.num_slices(self.comm().world())
+    }
+
+    /// Where every rank sees the whole batch, one of them counts its loss.
+    fn count_loss_once(&self) {
+        if self.num_slices() == 1 && self.comm().rank() > 0 {
+            self.dev.fill(self.scalars.slice(LOSS..LOSS + 1), 0.0);
         }
-        self.dev.squared_norm(self.replicated_gradients, at(REPLICATED_SQUARES));
+    }
+
+    /// Sums of squares: of this rank's shards, and of the gradients that all ranks have.
+    fn sum_squares(&self) {
+        for param in &self.params {
+            let slot = if param.replicated { REPLICATED_SQUARES } else { SQUARES };
+            for piece in &param.pieces {
+                self.dev.squared_norm(piece.gradients, self.scalars.slice(slot..slot + 1));
+            }
+        }
     }
 
     /// Clears the gradients of this rank's shards and of the replicated parameters.
     fn clear_gradients(&self) {
+        if let Driver::Replicated(replicas) = &self.driver {
+            // Of whole gradients a piece may be a part only.
+            replicas.clear(self.dev);
+            self.dev.fill(self.replicated_gradients, 0.0);
+            return;
+        }
         for piece in self.params.iter().flat_map(|p| &p.pieces) {
             self.dev.fill(piece.gradients, 0.0);
         }
@@ -455,14 +514,18 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Compares a hash of every replicated tensor with the other ranks'.
     fn verify_replicated(&mut self) -> Result<()> {
-        let comm = self.ring.comm();
+        let comm = self.driver.comm();
         let replicated = || self.params.iter().filter(|p| p.replicated);
         let tensors = replicated().count();
         for (i, param) in replicated().enumerate() {
-            let weights = &mut self.host.weights[..param.len()];
-            self.dev.read_f32(param.pieces[0].weights, weights);
-            let fnv = |h: u32, w: &f32| (h ^ w.to_bits()).wrapping_mul(0x0100_0193);
-            self.host.hashes[i] = f64::from(weights.iter().fold(0x811c_9dc5, fnv));
+            let mut hash = 0x811c_9dc5;
+            for piece in &param.pieces {
+                let weights = &mut self.host.weights[..piece.weights.len()];
+                self.dev.read_f32(piece.weights, weights);
+                let fnv = |h: u32, w: &f32| (h ^ w.to_bits()).wrapping_mul(0x0100_0193);
+                hash = weights.iter().fold(hash, fnv);
+            }
+            self.host.hashes[i] = f64::from(hash);
         }
         let own = comm.rank() * tensors..(comm.rank() + 1) * tensors;
         let mine = self.hashes.slice(own.clone());

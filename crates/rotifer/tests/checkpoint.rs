@@ -35,7 +35,7 @@ fn run(
     spec: &Gpt2,
     ready: impl Fn(&mut Trainer<'_, rotifer::models::Decoder>) -> rotifer::Result<()> + Sync,
 ) -> Run {
-    let options = TrainOptions { batch: BATCH, overlap: hops.overlap, ..options() };
+    let options = TrainOptions { batch: BATCH, ..hops.with(&options()) };
     let tokens = Tokens { vocab_size: spec.vocab_size, seq: options.seq };
     let results = on_ranks(ranks, hops.mode, |comm, dev| {
         let mut trainer = Trainer::new(dev, comm, gpt2(spec), options.clone())?;
@@ -114,6 +114,13 @@ fn the_file_of_initial_weights_is_the_same_for_any_n() {
         assert!(file(ranks, HAND_OVER) == alone, "{ranks} ranks");
     }
     assert!(file(3, IN_PLACE) == alone, "in place");
+    for hops in [DDP, ZERO1, FSDP, FSDP_KEPT] {
+        for ranks in [1, 3, 4] {
+            assert!(file(ranks, hops) == alone, "{ranks} ranks, {hops:?}");
+        }
+    }
+    // As many heads as tiny has.
+    assert!(file(5, TP) == alone, "tp");
 }
 
 #[test]
@@ -130,9 +137,9 @@ fn the_file_has_pytorchs_layouts() {
         for (name, view) in file.iter() {
             let stored = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
             let (rows, stored) = (view.shape()[0], stored.collect::<Vec<_>>());
-            // A `Conv1D` stores [inputs, outputs], but these are cut along their outputs; the MLP's
-            // second matrix is cut along its inputs, the order of the file.
-            let turned = ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight"];
+            // A `Conv1D` stores [inputs, outputs], but these are cut along their outputs; the second
+            // of each pair is cut along its inputs, the order of the file.
+            let turned = ["attn.c_attn.weight", "mlp.c_fc.weight"];
             let is_turned = turned.iter().any(|end| name.ends_with(end));
             let cols = stored.len() / rows;
             let at = |i: usize| if is_turned { i % rows * cols + i / rows } else { i };

@@ -46,7 +46,7 @@ fn check_not_finite(
     model: impl Fn() -> Decoder + Sync,
     plant: impl Fn(&Trainer<'_, Decoder>) + Sync,
 ) -> Vec<Result<StepReport>> {
-    let options = TrainOptions { overlap: hops.overlap, ..options() };
+    let options = hops.with(&options());
     let results = on_ranks(ranks, hops.mode, |comm, dev| {
         let mut trainer = Trainer::new(dev, comm, model(), options.clone())?;
         trainer.step(&tokens(), 0, false)?;
@@ -154,7 +154,7 @@ fn fails(
     end: impl Fn(&mut Trainer<'_, Decoder>) -> Result<()> + Sync,
 ) -> Failure<Error> {
     let begin = Instant::now();
-    let options = TrainOptions { overlap: hops.overlap, ..options() };
+    let options = hops.with(&options());
     let failure = try_on_ranks(ranks, hops.mode, |comm, dev| {
         let mut trainer = Trainer::new(dev, comm, gpt2(&tiny()), options.clone())?;
         for step in 0..2 {
@@ -253,7 +253,7 @@ impl<L: Layer, F: Fn(&Context<'_>, Pass, Region)> Layer for Meddled<L, F> {
 
 /// Whether this is rank `rank` in the second step.
 fn is_here(cx: &Context<'_>, rank: usize) -> bool {
-    cx.ring.comm().rank() == rank && cx.phase == Phase::Train { step: 1 }
+    cx.comm().rank() == rank && cx.phase == Phase::Train { step: 1 }
 }
 
 /// A decoder of one MLP, with `before` to happen before it.
@@ -290,7 +290,7 @@ fn check_silent_among(ranks: usize, silent_in: Pass, hops: Hops, place: &str) {
     };
     let launched = launch::Options { ranks, hop_mode: hops.mode, deadline, link: None };
     // One group per unit: the first hop of the unit, that of its step 0, is the one to miss.
-    let options = TrainOptions { overlap: hops.overlap, travel_bytes_max: 1 << 20, ..options() };
+    let options = TrainOptions { travel_bytes_max: 1 << 20, ..hops.with(&options()) };
     let failure = launch::threads(&launched, |comm| {
         CpuDevice::run(1, |dev| {
             let model = one_mlp(stop(noticed.clone()));

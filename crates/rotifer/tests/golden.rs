@@ -94,9 +94,8 @@ fn check(case: &str, spec: &Gpt2, ranks: usize, hops: Hops) {
         seq: SEQ,
         clip_norm: Some(0.5),
         schedule: LrSchedule::constant(3e-3),
-        overlap: hops.overlap,
-        logits_rows: ROWS.div_ceil(ranks),
-        ..options()
+        logits_rows: ROWS.div_ceil(hops.strategy.num_slices(ranks)),
+        ..hops.with(&options())
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
     std::fs::copy(golden("weights"), folder.path().join(checkpoint::WEIGHTS)).expect("a copy");

@@ -93,13 +93,7 @@ impl Model for Probe {
 
 fn probe_options(hops: Hops) -> TrainOptions {
     // The loss is 0: only y and gradients are looked at.
-    TrainOptions {
-        batch: ROWS,
-        seq: SEQ,
-        overlap: hops.overlap,
-        travel_bytes_max: 2000,
-        ..options()
-    }
+    TrainOptions { batch: ROWS, seq: SEQ, travel_bytes_max: 2000, ..hops.with(&options()) }
 }
 
 const SOURCE: Tokens = Tokens { vocab_size: 257, seq: SEQ };

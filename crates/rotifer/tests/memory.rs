@@ -90,7 +90,7 @@ fn the_plan_is_the_peak_and_steps_allocate_nothing() {
         for hops in ALL_HOPS {
             for ranks in common::WORLDS {
                 for accumulation in [1, 3] {
-                    let options = TrainOptions { overlap: hops.overlap, accumulation, ..options() };
+                    let options = TrainOptions { accumulation, ..hops.with(&options()) };
                     watch(&format!("{ranks} ranks, {hops:?}"), ranks, hops, &spec, &options);
                 }
             }

@@ -6,8 +6,8 @@
 mod common;
 
 use common::{
-    ALL_HOPS, HAND_OVER, IN_PLACE, OVERLAPPED, Outcome, WORLDS, assert_same_run, options, tiny,
-    train,
+    ALL_HOPS, DATA_PARALLEL, HAND_OVER, IN_PLACE, OVERLAPPED, Outcome, TP, TP_BLOCKING, WORLDS,
+    assert_same_run, options, tiny, train,
 };
 use rotifer::Slices;
 use rotifer::layers::{EmbeddingRoute, Hidden, Logits};
@@ -118,7 +118,7 @@ fn the_same_world_gives_the_same_bits() {
 fn a_rank_without_rows_turns_the_ring() {
     // 7 rows over 4 ranks are 1, 2, 2 and 2; in 3 micro-batches some ranks have a row, some none.
     let options = TrainOptions { accumulation: 3, ..options() };
-    let rows = |micro, rank| Slices { rows: 7, world: 4, accumulation: 3, micro }.rows(rank).len();
+    let rows = |micro, rank| Slices { rows: 7, count: 4, accumulation: 3, micro }.rows(rank).len();
     assert!(
         (0..3)
             .any(|micro| (0..4).any(|r| rows(micro, r) == 0) && (0..4).any(|r| rows(micro, r) > 0))
@@ -131,4 +131,57 @@ fn a_rank_without_rows_turns_the_ring() {
             assert_same_run(&what, &train(4, hops, &spec, &options, 4), &want);
         }
     }
+}
+
+/// 12 heads and a width of 48, so that there is a world of 2, 3, 4 and 6 for whole heads; nothing
+/// else divides.
+fn twelve_heads() -> Gpt2 {
+    Gpt2 { heads: 12, width: 48, ..tiny() }
+}
+
+fn check_tensor_parallel(what: &str, spec: &Gpt2, options: &TrainOptions) {
+    let want = train(1, HAND_OVER, spec, options, 10);
+    for hops in [TP, TP_BLOCKING] {
+        for ranks in [1, 2, 3, 4, 6] {
+            let got = train(ranks, hops, spec, options, 10);
+            assert_same_run(&format!("{what}, {ranks} ranks, {hops:?}"), &got, &want);
+        }
+    }
+}
+
+#[test]
+fn data_parallel_strategies_give_the_one_rank_run() {
+    check("tied", &tiny(), &options(), &DATA_PARALLEL);
+}
+
+#[test]
+fn data_parallel_strategies_give_the_one_rank_run_untied_kept_dropout() {
+    let spec = Gpt2 {
+        tied: false,
+        dropout: 0.2,
+        logits: Logits::Kept,
+        mlp_hidden: Hidden::Recomputed,
+        ..tiny()
+    };
+    check("untied", &spec, &options(), &DATA_PARALLEL);
+}
+
+#[test]
+fn data_parallel_strategies_accumulate() {
+    let options = TrainOptions { accumulation: 3, ..options() };
+    check("accumulation", &tiny(), &options, &DATA_PARALLEL);
+}
+
+#[test]
+fn tensor_parallelism_gives_the_one_rank_run() {
+    check_tensor_parallel("tied", &twelve_heads(), &options());
+    let spec = Gpt2 {
+        tied: false,
+        dropout: 0.2,
+        logits: Logits::Kept,
+        mlp_hidden: Hidden::Recomputed,
+        ..twelve_heads()
+    };
+    let options = TrainOptions { accumulation: 3, ..options() };
+    check_tensor_parallel("untied, kept, recomputed, dropout, accumulation", &spec, &options);
 }

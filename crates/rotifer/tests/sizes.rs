@@ -36,7 +36,7 @@ fn options_124m() -> TrainOptions {
 }
 
 fn planned(ranks: usize, hops: Hops, spec: &Gpt2, options: &TrainOptions) -> MemoryPlan {
-    let options = TrainOptions { overlap: hops.overlap, ..options.clone() };
+    let options = hops.with(options);
     on_ranks(ranks, hops.mode, |comm, _| plan(&mut gpt2(spec), &comm, &options))[0]
 }
 

@@ -48,6 +48,22 @@ pub(super) fn block(team: Team, logits: Rows, first: usize, targets: Span<i32>, 
     );
 }
 
+/// Joins the states of two sets of classes. One thread: there are three numbers per token.
+pub(super) fn join(other: Span<f32>, state: Span<f32>) {
+    let len = state.len();
+    // SAFETY: the device checked that the output is apart from the input.
+    let (other, state) = unsafe { (other.slice(0..len), state.slice_mut(0..len)) };
+    for (other, state) in other.as_chunks::<3>().0.iter().zip(state.as_chunks_mut::<3>().0) {
+        let top = state[0].max(other[0]);
+        // Of classes that are all -inf the sum is 0, and there is no max to subtract.
+        if top > f32::NEG_INFINITY {
+            state[1] = state[1] * exp(state[0] - top) + other[1] * exp(other[0] - top);
+            state[0] = top;
+        }
+        state[2] += other[2];
+    }
+}
+
 /// `lse = max + ln(sum)`, and the loss of all tokens with a target. One thread, in the order of
 /// tokens: a logarithm per token is nothing beside the logits it took to get here.
 pub(super) fn finish(state: Span<f32>, targets: Span<i32>, lse: Span<f32>, loss: Span<f64>) {

@@ -209,6 +209,11 @@ const TOKENS: &[Kernel] = &[
         call: |device, r| device.loss_block(tokens(r[0]), 0, r[1], r[2]),
     },
     Kernel {
+        name: "loss_join",
+        operands: &[(F32, 3 * T, Input), (F32, 3 * T, Sized)],
+        call: |device, r| device.loss_join(r[0], r[1]),
+    },
+    Kernel {
         name: "loss_finish",
         operands: &[(F32, 3 * T, Input), (I32, T, Sized), (F32, T, Output), (F64, 1, Output)],
         call: |device, r| device.loss_finish(r[0], r[1], r[2], r[3]),

@@ -109,6 +109,44 @@ pub fn check_loss(devices: &[&dyn Device]) {
     });
 }
 
+/// Every block of classes has a state of its own; joined in turn they are the state of all.
+pub fn check_loss_join(devices: &[&dyn Device]) {
+    let sizes = (0..=70_usize, proptest::collection::vec(widths(), 1..=4));
+    for_all(devices, (sizes, any::<bool>(), any::<u64>()), |field, case| {
+        let ((t, widths), masked, seed) = case;
+        let t = *t;
+        let logits = Logits::new(&mut Numbers::new(*seed), t, widths, *masked);
+        let v: usize = widths.iter().sum();
+        let values = wide(&logits.values);
+        let fresh = [f64::NEG_INFINITY, 0.0, 0.0].repeat(t);
+        let of_block = |block: &Range<usize>| {
+            let row = |i: usize| &values[i * v + block.start..i * v + block.end];
+            let columns: Vec<f64> = (0..t).flat_map(|i| row(i).iter().copied()).collect();
+            let mut state = fresh.clone();
+            reference::loss_block(&columns, block.start, &logits.targets, &mut state);
+            state
+        };
+        let state_at = field.floats(&[f32::NEG_INFINITY, 0.0, 0.0].repeat(t));
+        for block in &logits.blocks {
+            let state: Vec<f32> = of_block(block).iter().map(|x| *x as f32).collect();
+            let other_at = field.floats(&state);
+            field.call(&[flat(state_at)], |device| device.loss_join(other_at, state_at));
+        }
+        let mut joined = fresh.clone();
+        logits.blocks.iter().for_each(|block| reference::loss_join(&of_block(block), &mut joined));
+        let mut whole = fresh;
+        reference::loss_block(&values, 0, &logits.targets, &mut whole);
+        // The reference by two routes, in f64; then the kernel against it, in f32: per block an
+        // exponential (8 u, more for exponents of up to 40), a product and a sum.
+        assert_eq!(joined.len(), whole.len());
+        for (joined, whole) in joined.iter().zip(&whole) {
+            assert!(joined == whole || (joined - whole).abs() <= 1e-12 * whole.abs());
+        }
+        let off = |i: usize| UNIT * 60.0 * widths.len() as f64 * whole[i].abs();
+        assert_close("state", &field.values(state_at), &whole, off);
+    });
+}
+
 fn check_loss_backward(field: &Field<'_>, logits: &Logits, at: Mat, lse: &[f64], scale: f32) {
     let lse: Vec<f32> = lse.iter().map(|x| *x as f32).collect();
     let (targets_at, lse_at) = (field.ints(&logits.targets), field.floats(&lse));

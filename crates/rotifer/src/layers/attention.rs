@@ -6,7 +6,7 @@ use super::linear::Linear;
 use crate::build::Builder;
 use crate::error::{Error, Result};
 use crate::layer::{Context, Layer};
-use crate::strategy::Driven;
+use crate::strategy::{Driven, Strategy};
 
 /// Heads of a self-attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +27,8 @@ pub const HEAD_DIM_MAX: usize = 256;
 /// `y = out(attention(qkv(x)))`, causal. x, y: `[t, c]`; the projection `[t, (h + 2k) d]` is cut
 /// along its columns wherever that falls, also within a head: in the end a rank sees all columns of
 /// its own slice, so neither heads nor key/value heads need divide by N. Attention itself is local.
+/// The projection back is cut along the heads' columns. Only under tensor parallelism is a rank left
+/// with whole heads of its own, h/N and k/N, which must be whole numbers.
 ///
 /// Bytes: the weights of two [`Linear`]s; saves t ((2h + 2k) d + h): q, k, v, the heads' outputs
 /// and one number per query and head; scratch for dq, dk, dv.
@@ -36,6 +38,8 @@ pub const HEAD_DIM_MAX: usize = 256;
 pub struct SelfAttention {
     name: String,
     spec: AttentionSpec,
+    /// The heads that this rank works on.
+    local: AttentionSpec,
     qkv: Driven<Linear>,
     out: Driven<Linear>,
     qkv_kept: Region,
@@ -51,11 +55,14 @@ impl SelfAttention {
     #[must_use]
     pub fn new(name: &str, spec: AttentionSpec, qkv: Linear, out: Linear) -> SelfAttention {
         let none = Region::empty(Dtype::F32);
+        let AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
+        let blocks = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
         SelfAttention {
             name: name.into(),
             spec,
-            qkv: qkv.driven(),
-            out: out.driven(),
+            local: spec,
+            qkv: qkv.first_of_pair(blocks.into()).driven(),
+            out: out.second_of_pair().driven(),
             qkv_kept: none,
             heads_kept: none,
             lse_kept: none,
@@ -65,12 +72,25 @@ impl SelfAttention {
         }
     }
 
+    /// The heads of this rank: all, except under tensor parallelism.
+    fn local_heads(&self, b: &Builder<'_>) -> Result<AttentionSpec> {
+        let (AttentionSpec { heads, kv_heads, .. }, world) = (self.spec, b.world());
+        if b.strategy() != Strategy::Tp {
+            return Ok(self.spec);
+        }
+        if heads % world != 0 || kv_heads % world != 0 {
+            let layer = self.name.clone();
+            return Err(Error::HeadsDoNotDivide { layer, heads, kv_heads, world });
+        }
+        Ok(AttentionSpec { heads: heads / world, kv_heads: kv_heads / world, ..self.spec })
+    }
+
     const fn heads_width(&self) -> usize {
-        self.spec.heads * self.spec.head_dim
+        self.local.heads * self.local.head_dim
     }
 
     fn shape(&self, cx: &Context<'_>) -> Attention {
-        let AttentionSpec { heads, kv_heads, head_dim, .. } = self.spec;
+        let AttentionSpec { heads, kv_heads, head_dim, .. } = self.local;
         Attention {
             batch: cx.rows(),
             seq: cx.batch.seq,
@@ -85,7 +105,7 @@ impl SelfAttention {
 
     /// Turns queries and keys, which lie side by side, by their positions.
     fn rotate(&self, cx: &Context<'_>, qkv: Region, inverse: bool) {
-        let AttentionSpec { heads, kv_heads, head_dim, rotary_theta } = self.spec;
+        let AttentionSpec { heads, kv_heads, head_dim, rotary_theta } = self.local;
         if let Some(theta) = rotary_theta {
             let rotary = Rotary { heads: heads + kv_heads, head_dim, theta, inverse };
             let positions = cx.batch.positions.first(cx.tokens());
@@ -120,14 +140,17 @@ impl Layer for SelfAttention {
                 ),
             });
         }
+        self.local = self.local_heads(b)?;
+        let AttentionSpec { heads: local, kv_heads: local_kv, .. } = self.local;
+        let qkv_local = (local + 2 * local_kv) * head_dim;
         let t = b.tokens_max();
-        self.qkv_kept = b.kept(Dtype::F32, t * qkv_width);
+        self.qkv_kept = b.kept(Dtype::F32, t * qkv_local);
         self.heads_kept = b.kept(Dtype::F32, t * self.heads_width());
-        self.lse_kept = b.kept(Dtype::F32, t * heads);
+        self.lse_kept = b.kept(Dtype::F32, t * local);
         if b.options().train {
-            self.dqkv = b.scratch(Dtype::F32, t * qkv_width);
+            self.dqkv = b.scratch(Dtype::F32, t * qkv_local);
             self.dheads = b.scratch(Dtype::F32, t * self.heads_width());
-            self.delta = b.scratch(Dtype::F32, t * heads);
+            self.delta = b.scratch(Dtype::F32, t * local);
         }
         b.scope(|b| self.qkv.build(b, width_in))?;
         b.scope(|b| self.out.build(b, heads * head_dim))

@@ -1,15 +1,15 @@
 //! Embedding tables, cut along the vocabulary.
 
 use rotifer_device::{Mat, Region, Write};
-use rotifer_ring::Tour;
 use rotifer_ring::schedule::{Pass, part};
+use rotifer_ring::{Ring, Tour};
 
 use crate::build::{Builder, Tensor, Unit, UnitSpec};
 use crate::error::{Error, Result};
 use crate::layer::Context;
 use crate::params::{Init, Layout};
-use crate::sharded::{Sharded, Visit};
-use crate::strategy::rotated;
+use crate::sharded::{Seen, Sharded, Share, Visit};
+use crate::strategy::{self, Driver, Strategy};
 
 /// What moves so that tokens and table rows meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,13 @@ impl Embedding {
         let table_elements = 2 * (world - 1) * self.table.rows.div_ceil(world) * c;
         let rows_elements = (2 * world - 1) * t * (c + 1);
         self.by_rows = match self.route {
-            EmbeddingRoute::Fewest => rows_elements < table_elements,
+            // Only where shards rotate is there a choice.
+            EmbeddingRoute::Rows if b.strategy() != Strategy::Rtp => {
+                return Err(Error::RowsOnlyRotate { strategy: b.strategy() });
+            }
+            EmbeddingRoute::Fewest => {
+                b.strategy() == Strategy::Rtp && rows_elements < table_elements
+            }
             EmbeddingRoute::Table => false,
             EmbeddingRoute::Rows => true,
         };
@@ -107,30 +113,32 @@ impl Embedding {
         Ok(())
     }
 
-    /// `y = table[ids]` or `+=`.
-    ///
-    /// # Errors
-    /// If a neighbour in the ring fails.
-    pub fn forward(&self, cx: &Context<'_>, y: Region, write: Write) -> Result<()> {
-        if !self.by_rows {
-            return rotated::forward(cx, &self.table, self.unit(), y, y, write);
+    /// `y = table[ids]` or `+=`. Under tensor parallelism only of this rank's part of the table: see
+    /// [`embed`].
+    fn forward(&self, cx: &Context<'_>, y: Region, write: Write) -> Result<()> {
+        match cx.driver {
+            Driver::Rotated(ring) if self.by_rows => {
+                self.tour(cx, ring, Pass::Forward, y, |table, first, ids, rows| {
+                    cx.dev.embedding(ids, table, first, rows, write);
+                })
+            }
+            _ => strategy::forward(cx, &self.table, self.unit(), y, y, write),
         }
-        self.tour(cx, Pass::Forward, y, |table, first, ids, rows| {
-            cx.dev.embedding(ids, table, first, rows, write);
-        })
     }
 
     /// `dtable[ids] += dy`.
     ///
     /// # Errors
-    /// If a neighbour in the ring fails.
+    /// If another rank fails.
     pub fn backward(&self, cx: &Context<'_>, dy: Region) -> Result<()> {
-        if !self.by_rows {
-            return rotated::backward(cx, &self.table, self.unit(), dy, dy, dy, Write::Add);
+        match cx.driver {
+            Driver::Rotated(ring) if self.by_rows => {
+                self.tour(cx, ring, Pass::Backward, dy, |table, first, ids, rows| {
+                    cx.dev.embedding_backward(ids, rows, table, first);
+                })
+            }
+            _ => strategy::backward(cx, &self.table, self.unit(), dy, dy, dy, Write::Add),
         }
-        self.tour(cx, Pass::Backward, dy, |table, first, ids, rows| {
-            cx.dev.embedding_backward(ids, rows, table, first);
-        })
     }
 
     /// Takes the ids and rows of every rank's slice past this rank's shards, block after block:
@@ -138,11 +146,12 @@ impl Embedding {
     fn tour(
         &self,
         cx: &Context<'_>,
+        ring: &Ring,
         pass: Pass,
         rows: Region,
         f: impl Fn(Mat, usize, Region, Mat),
     ) -> Result<()> {
-        let (rank, c) = (cx.ring.comm().rank(), self.table.width);
+        let (rank, c) = (ring.comm().rank(), self.table.width);
         let ids = self.table.ids.region(cx);
         for block in 0..self.blocks {
             let tokens = |k| part(cx.batch.slices.rows(k).len() * cx.batch.seq, self.blocks, block);
@@ -154,13 +163,13 @@ impl Embedding {
                 width: c,
                 bring_back: pass == Pass::Forward,
             };
-            cx.ring.tour(
+            ring.tour(
                 cx.dev,
                 pass,
                 &tour,
                 |k| tokens(k).len(),
                 |ids, rows| {
-                    for shards in self.unit().groups() {
+                    for shards in self.unit().shards() {
                         let held = shards.cut.shard(shards.group, rank);
                         let home = match pass {
                             Pass::Forward => shards.weights,
@@ -178,6 +187,34 @@ impl Embedding {
     fn unit(&self) -> &Unit {
         self.unit.as_ref().expect("layers are built before they run")
     }
+}
+
+/// `y = sum over tables of table[ids]`.
+///
+/// Under tensor parallelism each rank looks up what its parts of the tables have, and one sum over
+/// the ranks joins all tables.
+///
+/// # Errors
+/// If another rank fails.
+pub fn embed(cx: &Context<'_>, tables: &[Embedding], y: Region) -> Result<()> {
+    let Some(first) = tables.first() else { return Ok(()) };
+    let cut = match cx.driver {
+        Driver::Stationary(stationary) if stationary.comm().world() > 1 => {
+            Some((stationary, y.first(cx.tokens() * first.width())))
+        }
+        _ => None,
+    };
+    if let Some((_, y)) = cut {
+        cx.dev.fill(y, 0.0);
+    }
+    for (i, table) in tables.iter().enumerate() {
+        let set = i == 0 && cut.is_none();
+        table.forward(cx, y, if set { Write::Set } else { Write::Add })?;
+    }
+    if let Some((stationary, y)) = cut {
+        stationary.comm().all_reduce(cx.dev, y)?;
+    }
+    Ok(())
 }
 
 impl IdSource {
@@ -199,15 +236,25 @@ impl Sharded for Table {
         self.width
     }
 
-    fn build(&mut self, _b: &mut Builder<'_>, _width_in: usize, _rows: usize) -> Result<()> {
+    /// A shard fills the rows of the tokens that it has; others it leaves alone.
+    fn output(&self) -> Share {
+        Share::Columns
+    }
+
+    /// Ids have no gradient.
+    fn input_gradient(&self) -> Share {
+        Share::Columns
+    }
+
+    fn build(&mut self, _b: &mut Builder<'_>, _width_in: usize, _seen: Seen) -> Result<()> {
         Ok(())
     }
 
     fn forward(&self, cx: &Context<'_>, visit: &Visit, w: Region, _x: Region, y: Region) {
-        let table = Mat::new(w, visit.rows.len(), self.width);
+        let table = Mat::new(w, visit.rows(), self.width);
         let ids = self.ids.region(cx).first(cx.tokens());
         let y = Mat::new(y, cx.tokens(), self.width);
-        cx.dev.embedding(ids, table, visit.rows.start, y, visit.write);
+        cx.dev.embedding(ids, table, visit.span.first_row, y, visit.write);
     }
 
     fn backward_data(
@@ -232,10 +279,10 @@ impl Sharded for Table {
         _dx: Region,
         dw: Region,
     ) {
-        let table = Mat::new(dw, visit.rows.len(), self.width);
+        let table = Mat::new(dw, visit.rows(), self.width);
         let ids = self.ids.region(cx).first(cx.tokens());
         let dy = Mat::new(dy, cx.tokens(), self.width);
-        cx.dev.embedding_backward(ids, dy, table, visit.rows.start);
+        cx.dev.embedding_backward(ids, dy, table, visit.span.first_row);
     }
 }
 
@@ -257,7 +304,8 @@ pub(super) fn table_spec(
             init,
             decay: true,
         }],
-        shard_rows_max: super::head::CLASSES_MAX,
+        blocks: Vec::new(),
+        visit_rows_max: super::head::CLASSES_MAX,
         backward_reads_weights,
     }
 }
@@ -272,6 +320,6 @@ mod tests {
         let embedding = table_spec("wte", 257, 40, init, false);
         let head = table_spec("wte", 257, 40, init, true);
         assert_eq!((embedding.rows, &embedding.tensors), (head.rows, &head.tensors));
-        assert_eq!(embedding.shard_rows_max, head.shard_rows_max);
+        assert_eq!(embedding.visit_rows_max, head.visit_rows_max);
     }
 }

@@ -8,8 +8,8 @@ use crate::build::{Builder, Unit, UnitSpec};
 use crate::error::Result;
 use crate::layer::Context;
 use crate::params::Init;
-use crate::sharded::{Sharded, Visit};
-use crate::strategy::rotated;
+use crate::sharded::{Seen, Sharded, Share, Visit};
+use crate::strategy::{self, Driver, Strategy};
 
 /// What becomes of the logits between forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct LmHead {
     lse: Region,
     /// (-inf, 0, 0): where every token's state starts.
     fresh: Region,
+    /// `[n, t, 3]`: every rank's state, if ranks see the same tokens and other classes.
+    states: Region,
 }
 
 #[derive(Clone, Debug)]
@@ -77,7 +79,7 @@ impl LmHead {
             logits: Logits::Recomputed,
             block: none,
         };
-        LmHead { maths, unit: None, state: none, lse: none, fresh: none }
+        LmHead { maths, unit: None, state: none, lse: none, fresh: none, states: none }
     }
 
     /// With the logits kept or recomputed.
@@ -104,12 +106,15 @@ impl LmHead {
         self.state = b.kept(Dtype::F32, 3 * t);
         self.lse = b.kept(Dtype::F32, t);
         self.fresh = b.input(Dtype::F32, 3);
+        let joined = if b.strategy() == Strategy::Tp && b.world() > 1 { b.world() } else { 0 };
+        self.states = b.scratch(Dtype::F32, joined * 3 * t);
+        b.include_share(self.maths.input_gradient());
         let keep = b.options().train && self.maths.logits == Logits::Kept;
         self.maths.block = if keep {
-            b.kept(Dtype::F32, t * self.maths.classes)
+            b.kept(Dtype::F32, t * unit.seen().rows)
         } else {
             self.maths.logits = Logits::Recomputed;
-            b.scratch(Dtype::F32, t.min(ROWS) * unit.cut().shard_rows_max())
+            b.scratch(Dtype::F32, t.min(ROWS) * unit.seen().span_rows_max)
         };
         self.unit = Some(unit);
         Ok(())
@@ -124,7 +129,11 @@ impl LmHead {
         let (state, lse) = (self.state.first(3 * t), self.lse.first(t));
         cx.dev.write_f32(&[f32::NEG_INFINITY, 0.0, 0.0], self.fresh);
         cx.dev.bias(self.fresh, Mat::new(state, t, 3), Write::Set);
-        rotated::forward(cx, &self.maths, self.unit(), x, state, Write::Set)?;
+        strategy::forward(cx, &self.maths, self.unit(), x, state, Write::Set)?;
+        if let (Driver::Stationary(stationary), false) = (cx.driver, self.states.is_empty()) {
+            let states = self.states.first(cx.comm().world() * state.len());
+            stationary.join_losses(cx.dev, state, states)?;
+        }
         cx.dev.loss_finish(state, cx.batch.targets.first(t), lse, cx.loss);
         Ok(())
     }
@@ -135,7 +144,7 @@ impl LmHead {
     /// If a neighbour in the ring fails.
     pub fn backward(&self, cx: &Context<'_>, x: Region, dx: Region) -> Result<()> {
         let lse = self.lse.first(cx.tokens());
-        rotated::backward(cx, &self.maths, self.unit(), x, lse, dx, Write::Set)
+        strategy::backward(cx, &self.maths, self.unit(), x, lse, dx, Write::Set)
     }
 
     /// `logits = x W^T` for `rows` rows, for sampling. x: `[rows, c]`; logits: `[rows, v]`.
@@ -143,13 +152,19 @@ impl LmHead {
     /// # Errors
     /// If a neighbour in the ring fails.
     pub fn logits(&self, cx: &Context<'_>, x: Region, logits: Region, rows: usize) -> Result<()> {
-        for shards in self.unit().groups() {
-            cx.ring.forward(cx.dev, &shards, |k, w| {
-                let classes = shards.cut.shard(shards.group, k);
-                let w = Mat::new(w, classes.len(), self.maths.width);
-                let y = Mat::new(logits, rows, self.maths.classes).columns(classes);
-                cx.dev.matmul(Mat::new(x, rows, self.maths.width), w.t(), y, Write::Set);
-            })?;
+        let Head { classes, width, .. } = self.maths;
+        let y = Mat::new(logits, rows, classes);
+        let cut = !self.states.is_empty();
+        if cut {
+            cx.dev.fill(logits.first(rows * classes), 0.0);
+        }
+        cx.driver.visit(cx.dev, self.unit(), |span, w| {
+            let here = span.first_row..span.first_row + span.local.len();
+            let w = Mat::new(w, here.len(), width);
+            cx.dev.matmul(Mat::new(x, rows, width), w.t(), y.columns(here), Write::Set);
+        })?;
+        if cut {
+            cx.comm().all_reduce(cx.dev, logits.first(rows * classes))?;
         }
         Ok(())
     }
@@ -169,11 +184,12 @@ impl Head {
 
     /// Where the logits of a block of tokens and a shard's classes are.
     fn logits_of(&self, cx: &Context<'_>, visit: &Visit, tokens: usize) -> Mat {
-        let classes = visit.rows.len();
+        let classes = visit.rows();
         let place = match self.logits {
             Logits::Recomputed => self.block,
             Logits::Kept => {
-                self.block.slice(cx.tokens() * visit.rows.start..cx.tokens() * visit.rows.end)
+                let (t, local) = (cx.tokens(), &visit.span.local);
+                self.block.slice(t * local.start..t * local.end)
             }
         };
         Mat::new(place, tokens, classes)
@@ -193,7 +209,7 @@ impl Head {
         tokens: &std::ops::Range<usize>,
     ) -> Mat {
         let logits = self.logits_of(cx, visit, tokens.len());
-        let w = Mat::new(w, visit.rows.len(), self.width);
+        let w = Mat::new(w, visit.rows(), self.width);
         cx.dev.matmul(self.x(x, tokens), w.t(), logits, Write::Set);
         logits
     }
@@ -216,8 +232,8 @@ impl Head {
         };
         let targets = cx.batch.targets.slice(tokens.clone());
         let lse = lse.slice(tokens.clone());
-        cx.dev.loss_backward(d, visit.rows.start, targets, lse, cx.loss_scale);
-        let w = Mat::new(w, visit.rows.len(), self.width);
+        cx.dev.loss_backward(d, visit.span.first_row, targets, lse, cx.loss_scale);
+        let w = Mat::new(w, visit.rows(), self.width);
         let dx = Mat::new(dx, tokens.end, self.width).rows(tokens.clone());
         cx.dev.matmul(d, w, dx, visit.share());
     }
@@ -232,7 +248,20 @@ impl Sharded for Head {
         self.classes
     }
 
-    fn build(&mut self, _b: &mut Builder<'_>, _width_in: usize, _rows: usize) -> Result<()> {
+    /// A state of its own, which the head joins with the other ranks'.
+    fn output(&self) -> Share {
+        Share::Columns
+    }
+
+    fn input_gradient(&self) -> Share {
+        Share::Sum { width: self.width }
+    }
+
+    fn backward_weights_writes_dx(&self) -> bool {
+        true
+    }
+
+    fn build(&mut self, _b: &mut Builder<'_>, _width_in: usize, _seen: Seen) -> Result<()> {
         Ok(())
     }
 
@@ -242,7 +271,7 @@ impl Sharded for Head {
             let logits = self.make_logits(cx, visit, w, x, &tokens);
             let targets = cx.batch.targets.slice(tokens.clone());
             let state = y.slice(3 * tokens.start..3 * tokens.end);
-            cx.dev.loss_block(logits, visit.rows.start, targets, state);
+            cx.dev.loss_block(logits, visit.span.first_row, targets, state);
         }
     }
 
@@ -273,7 +302,7 @@ impl Sharded for Head {
         dx: Region,
         dw: Region,
     ) {
-        let dw = Mat::new(dw, visit.rows.len(), self.width);
+        let dw = Mat::new(dw, visit.rows(), self.width);
         for tokens in self.blocks(cx) {
             if tokens.start > 0 {
                 self.data_block(cx, visit, w, x, dy, dx, &tokens);

@@ -7,7 +7,7 @@ use crate::build::{Builder, Tensor, UnitSpec};
 use crate::error::Result;
 use crate::layer::Context;
 use crate::params::{Init, Layout};
-use crate::sharded::{Sharded, Visit};
+use crate::sharded::{Seen, Sharded, Share, Visit};
 use crate::strategy::Driven;
 
 /// Which MLP.
@@ -111,7 +111,7 @@ impl Mlp {
 
     /// The inner matrix (gate and up stacked if gated), the bias b_u, the outer matrix.
     fn parts(&self, visit: &Visit, w: Region) -> (Mat, Region, Mat) {
-        let (rows, c) = (visit.rows.len(), self.width);
+        let (rows, c) = (visit.rows(), self.width);
         let inner = self.fan() * rows * c;
         let bias = if self.gated() { 0 } else { rows };
         let outer = inner + bias;
@@ -126,9 +126,10 @@ impl Mlp {
     fn hidden_of(&self, cx: &Context<'_>, visit: &Visit) -> Region {
         let (t, fan) = (cx.tokens(), self.fan());
         if self.saved.is_empty() {
-            self.passing.first(t * visit.rows.len() * fan)
+            self.passing.first(t * visit.rows() * fan)
         } else {
-            self.saved.slice(t * visit.rows.start * fan..t * visit.rows.end * fan)
+            let local = &visit.span.local;
+            self.saved.slice(t * local.start * fan..t * local.end * fan)
         }
     }
 
@@ -140,7 +141,7 @@ impl Mlp {
     /// `h = x U^T + b_u`; gated: gate and up.
     fn make_hidden(&self, cx: &Context<'_>, visit: &Visit, w: Region, x: Region) -> Region {
         let (inner, bias, _) = self.parts(visit, w);
-        let (t, rows) = (cx.tokens(), visit.rows.len());
+        let (t, rows) = (cx.tokens(), visit.rows());
         let h = self.hidden_of(cx, visit);
         let x = Mat::new(x, t, self.width);
         for part in 0..self.fan() {
@@ -202,7 +203,8 @@ impl Sharded for Mlp {
             name: self.name.clone(),
             rows: self.hidden_width,
             tensors: self.tensors(),
-            shard_rows_max: usize::MAX,
+            blocks: Vec::new(),
+            visit_rows_max: usize::MAX,
             backward_reads_weights: true,
         }
     }
@@ -211,7 +213,15 @@ impl Sharded for Mlp {
         self.width
     }
 
-    fn build(&mut self, b: &mut Builder<'_>, width_in: usize, shard_rows_max: usize) -> Result<()> {
+    fn output(&self) -> Share {
+        Share::Sum { width: self.width }
+    }
+
+    fn input_gradient(&self) -> Share {
+        Share::Sum { width: self.width }
+    }
+
+    fn build(&mut self, b: &mut Builder<'_>, width_in: usize, seen: Seen) -> Result<()> {
         expect_width(&self.name, self.width, width_in)?;
         if !self.gated() {
             let name = format!("{}.c_proj.bias", self.name);
@@ -220,11 +230,11 @@ impl Sharded for Mlp {
         let t = b.tokens_max();
         let save = b.options().train && self.hidden == Hidden::Saved;
         self.saved = if save {
-            b.kept(Dtype::F32, t * self.hidden_width * self.fan())
+            b.kept(Dtype::F32, t * seen.rows * self.fan())
         } else {
             Region::empty(Dtype::F32)
         };
-        let shard = t * shard_rows_max;
+        let shard = t * seen.span_rows_max;
         self.a = b.scratch(Dtype::F32, shard);
         self.passing = match (save, self.gated()) {
             (true, _) => Region::empty(Dtype::F32),
@@ -236,10 +246,12 @@ impl Sharded for Mlp {
         Ok(())
     }
 
-    fn begin_forward(&self, cx: &Context<'_>, y: Region, write: Write) {
-        if !self.gated() {
-            cx.dev.bias(self.bias.0, Mat::new(y, cx.tokens(), self.width), write);
+    fn begin_forward(&self, cx: &Context<'_>, y: Region, write: Write) -> Write {
+        if self.gated() {
+            return write;
         }
+        cx.dev.bias(self.bias.0, Mat::new(y, cx.tokens(), self.width), write);
+        Write::Add
     }
 
     fn begin_backward(&self, cx: &Context<'_>, dy: Region) {
@@ -249,14 +261,12 @@ impl Sharded for Mlp {
     }
 
     fn forward(&self, cx: &Context<'_>, visit: &Visit, w: Region, x: Region, y: Region) {
-        let (t, rows) = (cx.tokens(), visit.rows.len());
+        let (t, rows) = (cx.tokens(), visit.rows());
         let h = self.make_hidden(cx, visit, w, x);
         let a = self.a.first(t * rows);
         self.activate(cx, h, a);
         let (_, _, outer) = self.parts(visit, w);
-        // b_d is in y already; without one the first shard decides.
-        let write = if self.gated() { visit.share() } else { Write::Add };
-        cx.dev.matmul(Mat::new(a, t, rows), outer, Mat::new(y, t, self.width), write);
+        cx.dev.matmul(Mat::new(a, t, rows), outer, Mat::new(y, t, self.width), visit.share());
     }
 
     fn backward_data(
@@ -268,7 +278,7 @@ impl Sharded for Mlp {
         dy: Region,
         dx: Region,
     ) {
-        let (t, rows, c) = (cx.tokens(), visit.rows.len(), self.width);
+        let (t, rows, c) = (cx.tokens(), visit.rows(), self.width);
         let (inner, _, outer) = self.parts(visit, w);
         let h = if self.saved.is_empty() {
             self.make_hidden(cx, visit, w, x)
@@ -309,7 +319,7 @@ impl Sharded for Mlp {
         _dx: Region,
         dw: Region,
     ) {
-        let (t, rows, c) = (cx.tokens(), visit.rows.len(), self.width);
+        let (t, rows, c) = (cx.tokens(), visit.rows(), self.width);
         let (inner, bias, outer) = self.parts(visit, dw);
         let x = Mat::new(x, t, c);
         let a = Mat::new(self.a, t, rows);

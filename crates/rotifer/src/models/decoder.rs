@@ -6,7 +6,7 @@ use super::Model;
 use crate::build::Builder;
 use crate::error::{Error, Result};
 use crate::layer::{Context, Layer};
-use crate::layers::{Embedding, LmHead, NormLayer, Seq};
+use crate::layers::{Embedding, LmHead, NormLayer, Seq, embed};
 
 /// `loss = head(norm(body(sum of embeddings)))`.
 ///
@@ -59,10 +59,8 @@ impl Decoder {
     fn stream(&self, cx: &Context<'_>) -> Result<Region> {
         let Regions { x0, x1, normed, .. } = self.regions();
         let len = cx.tokens() * self.width;
-        for (i, embedding) in self.embeddings.iter().enumerate() {
-            // The whole region: on a ring in place it is the slot that other slices pass through.
-            embedding.forward(cx, x0, if i == 0 { Write::Set } else { Write::Add })?;
-        }
+        // The whole region: on a ring in place it is the slot that other slices pass through.
+        embed(cx, &self.embeddings, x0)?;
         let (x0, x1, normed) = (x0.first(len), x1.first(len), normed.first(len));
         self.body.forward(cx, x0, x1, Write::Set)?;
         self.norm.forward(cx, x1, normed, Write::Set)?;

@@ -4,66 +4,45 @@
 //!
 //! Source: "Rethinking Tensor Parallelism with Memory Deduplication", arXiv 2311.01635, section 3.
 
-use std::cell::Cell;
-
-use rotifer_device::{Region, Write};
+use rotifer_device::{Device, Region};
+use rotifer_ring::Ring;
 
 use crate::build::Unit;
 use crate::error::Result;
-use crate::layer::Context;
-use crate::sharded::{Sharded, Visit};
+use crate::sharded::Span;
 
-/// `y = f(x)` or `+=`, shard by shard.
+/// `visit(which rows, weights)` for every shard of the unit.
 ///
 /// # Errors
 /// If a neighbour in the ring fails.
 pub fn forward(
-    cx: &Context<'_>,
-    layer: &impl Sharded,
+    ring: &Ring,
+    dev: &dyn Device,
     unit: &Unit,
-    x: Region,
-    y: Region,
-    write: Write,
+    mut visit: impl FnMut(Span, Region),
 ) -> Result<()> {
-    layer.begin_forward(cx, y, write);
-    let mut first = true;
-    for shards in unit.groups() {
-        cx.ring.forward(cx.dev, &shards, |k, w| {
-            let visit = Visit { rows: shards.cut.shard(shards.group, k), first, write };
-            layer.forward(cx, &visit, w, x, y);
-            first = false;
-        })?;
+    for shards in unit.shards() {
+        let span = |k| Span::of(shards.cut.shard(shards.group, k));
+        ring.forward(dev, &shards, |k, w| visit(span(k), w))?;
     }
     Ok(())
 }
 
-/// `dx = f'(x) dy` or `+=`, and the gradient of every shard `+=`, shard by shard.
+/// `data(which rows, weights)`, then `add(which rows, weights, gradient)` for every shard, whose
+/// gradient travels with it.
 ///
 /// # Errors
 /// If a neighbour in the ring fails.
 pub fn backward(
-    cx: &Context<'_>,
-    layer: &impl Sharded,
+    ring: &Ring,
+    dev: &dyn Device,
     unit: &Unit,
-    x: Region,
-    dy: Region,
-    dx: Region,
-    write: Write,
+    mut data: impl FnMut(Span, Region),
+    mut add: impl FnMut(Span, Region, Region),
 ) -> Result<()> {
-    layer.begin_backward(cx, dy);
-    let first = Cell::new(true);
-    for shards in unit.groups() {
-        let visit =
-            |k| Visit { rows: shards.cut.shard(shards.group, k), first: first.get(), write };
-        cx.ring.backward(
-            cx.dev,
-            &shards,
-            |k, w| layer.backward_data(cx, &visit(k), w, x, dy, dx),
-            |k, w, dw| {
-                layer.backward_weights(cx, &visit(k), w, x, dy, dx, dw);
-                first.set(false);
-            },
-        )?;
+    for shards in unit.shards() {
+        let span = |k| Span::of(shards.cut.shard(shards.group, k));
+        ring.backward(dev, &shards, |k, w| data(span(k), w), |k, w, dw| add(span(k), w, dw))?;
     }
     Ok(())
 }

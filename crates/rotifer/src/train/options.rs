@@ -4,6 +4,7 @@ use crate::build::BuildOptions;
 use crate::error::{Error, Result};
 use crate::layer::Slices;
 use crate::optim::{LrSchedule, Optimizer};
+use crate::strategy::Strategy;
 
 /// Bound of one travelling shard unless a run says otherwise: large enough for products at full
 /// speed, small beside what a rank holds.
@@ -12,6 +13,8 @@ pub const DEFAULT_TRAVEL_BYTES_MAX: usize = 4 << 20;
 /// Everything a run decides beside the model and the data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainOptions {
+    /// What the ranks hold and exchange.
+    pub strategy: Strategy,
     /// Rows of the global batch.
     pub batch: usize,
     /// Micro-batches that it is worked off in.
@@ -26,8 +29,10 @@ pub struct TrainOptions {
     pub optimizer: Optimizer,
     /// The learning rate by step.
     pub schedule: LrSchedule,
-    /// Whether hops run beside products (see [`rotifer_ring::Ring`]).
+    /// Whether what moves between ranks does so beside products.
     pub overlap: bool,
+    /// Fully sharded data parallelism: whether a unit is given up between forward and backward.
+    pub reshard_after_forward: bool,
     /// Bound of one travelling shard, in bytes.
     pub travel_bytes_max: usize,
     /// Whether attention stays within documents.
@@ -45,6 +50,7 @@ impl TrainOptions {
     #[must_use]
     pub const fn for_sampling(seq: usize) -> TrainOptions {
         TrainOptions {
+            strategy: Strategy::Rtp,
             batch: 1,
             accumulation: 1,
             seq,
@@ -53,6 +59,7 @@ impl TrainOptions {
             optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
             schedule: LrSchedule::constant(0.0),
             overlap: true,
+            reshard_after_forward: true,
             travel_bytes_max: DEFAULT_TRAVEL_BYTES_MAX,
             documents: false,
             logits_rows: 1,
@@ -63,24 +70,33 @@ impl TrainOptions {
 
     pub(super) fn build_options(&self, world: usize) -> BuildOptions {
         BuildOptions {
+            strategy: self.strategy,
             seq: self.seq,
-            rows_max: Slices::rows_max(self.batch, world, self.accumulation),
+            rows_max: self.rows_max(world),
             train: self.train,
             states: self.optimizer.states(),
             logits_rows: self.logits_rows,
             travel_bytes_max: self.travel_bytes_max,
             overlap: self.overlap,
+            reshard_after_forward: self.reshard_after_forward,
         }
     }
 
+    /// Rows of the largest micro-batch that a rank sees.
+    fn rows_max(&self, world: usize) -> usize {
+        let slices = self.strategy.num_slices(world);
+        Slices::rows_max(self.batch, slices, self.accumulation.max(1))
+    }
+
     pub(super) fn check(&self, world: usize) -> Result<()> {
-        let what = if self.batch < world && self.train {
+        let slices = self.strategy.num_slices(world);
+        let what = if self.batch < slices && self.train {
             format!(
                 "{world} ranks cannot share a batch of {} rows: raise train.batch or lower the \
                  number of ranks",
                 self.batch
             )
-        } else if self.logits_rows > Slices::rows_max(self.batch, world, self.accumulation.max(1)) {
+        } else if self.logits_rows > self.rows_max(world) {
             format!("logits of {} rows need a batch of as many rows per rank", self.logits_rows)
         } else if self.batch == 0 || self.accumulation == 0 || self.seq == 0 {
             format!(

@@ -9,23 +9,59 @@ use rotifer::layers::{EmbeddingRoute, Hidden, Logits};
 use rotifer::models::{Gpt2, gpt2};
 use rotifer::optim::{LrSchedule, Optimizer};
 use rotifer::params::Param;
+use rotifer::strategy::Strategy;
 use rotifer::train::{Source, StepReport, TrainOptions, Trainer};
 use rotifer::{Error, Result};
 use rotifer_device::{Activation, CpuDevice, Device, Region};
 use rotifer_ring::{Comm, HopMode, launch};
 
-/// The form of the hops.
+/// How ranks work together: the strategy, and the form of what moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hops {
+    pub strategy: Strategy,
     pub mode: HopMode,
     pub overlap: bool,
+    pub reshard: bool,
 }
 
-pub const HAND_OVER: Hops = Hops { mode: HopMode::HandOver, overlap: true };
-pub const OVERLAPPED: Hops = Hops { mode: HopMode::Copy, overlap: true };
-pub const IN_PLACE: Hops = Hops { mode: HopMode::Copy, overlap: false };
+impl Hops {
+    const fn of(strategy: Strategy, overlap: bool) -> Hops {
+        Hops { strategy, mode: HopMode::HandOver, overlap, reshard: true }
+    }
+
+    /// These options, to be run so.
+    pub fn with(self, options: &TrainOptions) -> TrainOptions {
+        TrainOptions {
+            strategy: self.strategy,
+            overlap: self.overlap,
+            reshard_after_forward: self.reshard,
+            ..options.clone()
+        }
+    }
+}
+
+pub const HAND_OVER: Hops = Hops::of(Strategy::Rtp, true);
+pub const OVERLAPPED: Hops = Hops { mode: HopMode::Copy, ..HAND_OVER };
+pub const IN_PLACE: Hops = Hops { overlap: false, ..OVERLAPPED };
 pub const ALL_HOPS: [Hops; 4] =
-    [HAND_OVER, Hops { mode: HopMode::HandOver, overlap: false }, OVERLAPPED, IN_PLACE];
+    [HAND_OVER, Hops { overlap: false, ..HAND_OVER }, OVERLAPPED, IN_PLACE];
+pub const DDP: Hops = Hops::of(Strategy::Ddp, true);
+pub const ZERO1: Hops = Hops::of(Strategy::Zero1, true);
+pub const FSDP: Hops = Hops::of(Strategy::Fsdp, true);
+pub const FSDP_KEPT: Hops = Hops { reshard: false, ..FSDP };
+/// Those that see a slice of the batch each, each with and without overlap.
+pub const DATA_PARALLEL: [Hops; 8] = [
+    DDP,
+    Hops::of(Strategy::Ddp, false),
+    ZERO1,
+    Hops::of(Strategy::Zero1, false),
+    FSDP,
+    Hops::of(Strategy::Fsdp, false),
+    FSDP_KEPT,
+    Hops { overlap: false, ..FSDP_KEPT },
+];
+pub const TP: Hops = Hops::of(Strategy::Tp, true);
+pub const TP_BLOCKING: Hops = Hops::of(Strategy::Tp, false);
 
 /// Worlds that faults have hidden in: none, even, odd, more than two, more than shards divide by.
 pub const WORLDS: [usize; 5] = [1, 2, 3, 4, 7];
@@ -107,6 +143,7 @@ pub fn tiny() -> Gpt2 {
 
 pub fn options() -> TrainOptions {
     TrainOptions {
+        strategy: Strategy::Rtp,
         batch: 7,
         accumulation: 1,
         seq: 19,
@@ -115,6 +152,7 @@ pub fn options() -> TrainOptions {
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
         schedule: LrSchedule::constant(3e-3),
         overlap: true,
+        reshard_after_forward: true,
         // Small enough that the table and the MLP rotate in groups.
         travel_bytes_max: 4096,
         documents: false,
@@ -136,7 +174,7 @@ pub struct Outcome {
 
 /// Trains `spec` for `steps` steps on N ranks.
 pub fn train(ranks: usize, hops: Hops, spec: &Gpt2, options: &TrainOptions, steps: u64) -> Outcome {
-    let options = TrainOptions { overlap: hops.overlap, ..options.clone() };
+    let options = hops.with(options);
     let tokens = Tokens { vocab_size: spec.vocab_size, seq: options.seq };
     let batch = options.batch as u64;
     let per_rank = on_ranks(ranks, hops.mode, |comm, dev| {
