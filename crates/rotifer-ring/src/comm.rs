@@ -9,7 +9,7 @@ use crate::operation::Operation;
 use crate::schedule::Pass;
 use crate::transport::threads::{Threads, World};
 use crate::transport::{Header, Transport};
-use crate::{Parts, Result, launch};
+use crate::{Parts, Result, Subject, launch};
 
 /// How a hop moves a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,8 +78,10 @@ pub struct Traffic {
 #[derive(Debug)]
 #[must_use = "the other ranks wait for a collective that was begun"]
 pub(crate) struct Pending {
-    operation: Operation,
-    begun: Instant,
+    pub subject: Option<Subject>,
+    pub operation: Operation,
+    /// From when on this rank is ready for it.
+    pub begun: Instant,
 }
 
 /// One rank's end of a transport. Clones are the same end; only one thread may use it at a time, as
@@ -231,20 +233,21 @@ impl Comm {
     /// If a rank is silent, calls another collective or passes another size, has ended or has
     /// failed.
     pub fn all_reduce(&self, dev: &dyn Device, x: Region) -> Result<()> {
-        self.run(dev, Operation::AllReduce { x })
+        self.run(dev, None, Operation::AllReduce { x })
     }
 
-    /// As [`all_reduce`](Comm::all_reduce), while `work` runs, which must leave `x` alone.
+    /// As [`all_reduce`](Comm::all_reduce), for `subject`, while `work` runs, which must leave `x` alone.
     ///
     /// # Errors
     /// As [`all_reduce`](Comm::all_reduce).
     pub fn all_reduce_beside(
         &self,
         dev: &dyn Device,
+        subject: Option<Subject>,
         x: Region,
         work: impl FnOnce(),
     ) -> Result<()> {
-        let pending = self.begin(Operation::AllReduce { x });
+        let pending = self.begin(subject, Operation::AllReduce { x });
         work();
         self.complete(dev, pending)
     }
@@ -264,7 +267,7 @@ impl Comm {
             "{mine:?} lies in {all:?}, but not at {own:?}"
         );
         let mine = (mine != own).then_some(mine);
-        self.run(dev, Operation::AllGather { parts, mine, all })
+        self.run(dev, None, Operation::AllGather { parts, mine, all })
     }
 
     /// `mine = sum over ranks of their part of all that has this rank's number`, for parts of equal
@@ -279,7 +282,7 @@ impl Comm {
         let parts = self.even_parts(mine, all);
         assert!(!mine.overlaps(&all), "{mine:?} lies in {all:?}");
         let (mine, write) = (Some(mine), Write::Set);
-        self.run(dev, Operation::ReduceScatter { parts, all, mine, write })
+        self.run(dev, None, Operation::ReduceScatter { parts, all, mine, write })
     }
 
     /// `x = x of rank root`, any dtype.
@@ -291,7 +294,7 @@ impl Comm {
     /// If there is no rank `root`.
     pub fn broadcast(&self, dev: &dyn Device, root: usize, x: Region) -> Result<()> {
         assert!(root < self.world(), "broadcast from rank {root} of {}", self.world());
-        self.run(dev, Operation::Broadcast { root, x })
+        self.run(dev, None, Operation::Broadcast { root, x })
     }
 
     /// Waits until all ranks are here.
@@ -305,21 +308,26 @@ impl Comm {
     /// Begins a collective. Until [`complete`](Comm::complete) returns, what it shows to the other
     /// ranks may only be read, and what it writes must be left alone. Collectives complete in the
     /// order in which they began.
-    pub(crate) fn begin(&self, operation: Operation) -> Pending {
-        Pending { operation, begun: Instant::now() }
+    pub(crate) fn begin(&self, subject: Option<Subject>, operation: Operation) -> Pending {
+        Pending { subject, operation, begun: Instant::now() }
     }
 
     /// Waits for a collective that was begun.
     pub(crate) fn complete(&self, dev: &dyn Device, pending: Pending) -> Result<()> {
-        let Pending { operation, begun } = pending;
-        self.exposed(|t| t.collective(dev, &operation, begun))?;
-        self.state().traffic.collectives_bytes += operation.as_ring(self.world()).1 as u64;
+        self.exposed(|t| t.collective(dev, &pending))?;
+        let (_, bytes) = pending.operation.as_ring(self.world());
+        self.state().traffic.collectives_bytes += bytes as u64;
         Ok(())
     }
 
     /// A collective that nothing runs beside.
-    pub(crate) fn run(&self, dev: &dyn Device, operation: Operation) -> Result<()> {
-        self.complete(dev, self.begin(operation))
+    pub(crate) fn run(
+        &self,
+        dev: &dyn Device,
+        subject: Option<Subject>,
+        operation: Operation,
+    ) -> Result<()> {
+        self.complete(dev, self.begin(subject, operation))
     }
 
     fn even_parts(&self, mine: Region, all: Region) -> Parts {

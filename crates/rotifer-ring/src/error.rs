@@ -105,6 +105,10 @@ pub enum Place {
     },
     /// In a collective.
     Collective {
+        /// Name of the unit, if it is for one and units have been named.
+        unit: Option<Box<str>>,
+        /// What it is for, if it is for a unit.
+        subject: Option<Subject>,
         /// Which one.
         collective: Collective,
         /// Number of the meeting, from 1. A collective has up to three.
@@ -114,9 +118,12 @@ pub enum Place {
 
 impl Place {
     fn name(&mut self, names: &[String]) {
-        if let Place::Hop { unit, tag, .. } = self {
-            *unit = names.get(tag.unit as usize).map(|name| name.as_str().into());
-        }
+        let (unit, number) = match self {
+            Place::Hop { unit, tag, .. } => (unit, tag.unit),
+            Place::Collective { unit, subject: Some(subject), .. } => (unit, subject.unit),
+            Place::Collective { .. } => return,
+        };
+        *unit = names.get(number as usize).map(|name| name.as_str().into());
     }
 }
 
@@ -124,25 +131,47 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Hop { unit, tag, world, sequence } => {
-                match unit {
-                    Some(unit) => write!(f, "unit {unit}")?,
-                    None => write!(f, "unit number {}", tag.unit)?,
-                }
-                let pass = match tag.pass {
-                    Pass::Forward => "forward",
-                    Pass::Backward => "backward",
-                };
+                write_unit(f, unit.as_deref(), tag.unit, tag.pass)?;
                 let lane = match tag.lane {
                     Lane::Weights => "weights",
                     Lane::Gradients => "gradients",
                 };
-                write!(f, ", {pass} step {}/{world}, {lane}, sequence {sequence}", tag.step)
+                write!(f, " step {}/{world}, {lane}, sequence {sequence}", tag.step)
             }
-            Place::Collective { collective, sequence } => {
+            Place::Collective { unit, subject, collective, sequence } => {
+                if let Some(Subject { unit: number, pass }) = *subject {
+                    write_unit(f, unit.as_deref(), number, pass)?;
+                    f.write_str(" ")?;
+                }
                 write!(f, "{collective}, sequence {sequence}")
             }
         }
     }
+}
+
+fn write_unit(
+    f: &mut fmt::Formatter<'_>,
+    name: Option<&str>,
+    number: u32,
+    pass: Pass,
+) -> fmt::Result {
+    match name {
+        Some(name) => write!(f, "unit {name}, ")?,
+        None => write!(f, "unit number {number}, ")?,
+    }
+    f.write_str(match pass {
+        Pass::Forward => "forward",
+        Pass::Backward => "backward",
+    })
+}
+
+/// What a collective is for. Both are compared, so that ranks that are out of step find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// Number of the unit; of several, the first.
+    pub unit: u32,
+    /// The pass that it belongs to.
+    pub pass: Pass,
 }
 
 /// A call that all ranks make together.

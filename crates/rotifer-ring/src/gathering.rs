@@ -10,12 +10,14 @@ use rotifer_device::{Arena, Device, Dtype, Purpose, Region, Write};
 use crate::comm::Pending;
 use crate::operation::Operation;
 use crate::schedule::Pass;
-use crate::{Comm, Parts, Result};
+use crate::{Comm, Parts, Result, Subject};
 
 /// One group of a unit where a layer uses it. A model's are numbered in the order of forward;
 /// backward uses them in the reverse order.
 #[derive(Clone, Debug)]
 pub struct Gather {
+    /// Number of the unit, for messages.
+    pub unit: u32,
     /// How the ranks' shards make the whole.
     pub parts: Parts,
     /// Home of this rank's shard.
@@ -130,7 +132,7 @@ impl Gathering {
         if self.comm.world() == 1 {
             return Ok(gather.weights);
         }
-        self.begin_gather(number);
+        self.begin_gather(pass, number);
         self.complete(dev, gather.under(number))?;
         let whole = match gather.kept {
             Some((_, whole)) => whole,
@@ -146,7 +148,7 @@ impl Gathering {
             Pass::Backward => (0..number).rev().find(|n| self.uses[*n].backward_reads_weights),
         };
         if let Some(next) = next.filter(|_| self.overlap) {
-            self.begin_gather(next);
+            self.begin_gather(pass, next);
         }
         Ok(whole)
     }
@@ -174,7 +176,9 @@ impl Gathering {
         work(all);
         let (parts, write) = (gather.parts.clone(), Write::Add);
         let mine = Some(gather.gradients.first(parts.len_of(self.comm.rank())));
-        let scatter = self.comm.begin(Operation::ReduceScatter { parts, all, mine, write });
+        let subject = Some(Subject { unit: gather.unit, pass: Pass::Backward });
+        let scatter = Operation::ReduceScatter { parts, all, mine, write };
+        let scatter = self.comm.begin(subject, scatter);
         {
             let state = &mut *self.state.borrow_mut();
             state.queue.push_back((Under::Scatter(slot), scatter));
@@ -207,7 +211,7 @@ impl Gathering {
     }
 
     /// Begins to gather the weights of a use, unless they are there or on their way.
-    fn begin_gather(&self, number: usize) {
+    fn begin_gather(&self, pass: Pass, number: usize) {
         let gather = &self.uses[number];
         let state = &mut *self.state.borrow_mut();
         let all = match gather.kept {
@@ -228,7 +232,8 @@ impl Gathering {
         };
         let parts = gather.parts.clone();
         let mine = Some(gather.weights.first(parts.len_of(self.comm.rank())));
-        let pending = self.comm.begin(Operation::AllGather { parts, mine, all });
+        let subject = Some(Subject { unit: gather.unit, pass });
+        let pending = self.comm.begin(subject, Operation::AllGather { parts, mine, all });
         state.queue.push_back((gather.under(number), pending));
     }
 

@@ -17,7 +17,7 @@ pub mod schedule;
 mod transport;
 
 pub use comm::{Comm, Hop, HopMode, Lane, Tag, Traffic};
-pub use error::{Collective, Error, Place, Result};
+pub use error::{Collective, Error, Place, Result, Subject};
 pub use gathering::{Gather, Gathering, Spares};
 pub use parts::Parts;
 pub use replicas::{Bucket, Replicas};

@@ -37,11 +37,13 @@ impl Operation {
         }
     }
 
-    /// Elements that rank `rank` must show.
-    pub fn shown_len(&self, rank: usize) -> usize {
+    /// Bytes that rank `rank` must show.
+    pub fn shown_bytes(&self, rank: usize) -> usize {
         match self {
-            Operation::AllGather { parts, mine: Some(_), .. } => parts.len_of(rank),
-            _ => self.shown().len(),
+            Operation::AllGather { parts, mine: Some(mine), .. } => {
+                parts.len_of(rank) * mine.dtype().bytes()
+            }
+            _ => self.shown().bytes(),
         }
     }
 

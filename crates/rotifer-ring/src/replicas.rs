@@ -7,11 +7,14 @@ use rotifer_device::{Device, Region, Write};
 
 use crate::comm::Pending;
 use crate::operation::Operation;
-use crate::{Comm, Parts, Result};
+use crate::schedule::Pass;
+use crate::{Comm, Parts, Result, Subject};
 
 /// Gradients that are summed over the ranks in one go, as soon as the last of them is complete.
 #[derive(Clone, Debug)]
 pub struct Bucket {
+    /// Number of the first unit in it, for messages.
+    pub unit: u32,
     /// This rank's gradients; in the end the sums.
     pub gradients: Region,
     /// If ranks share the optimiser's work: what of it is whose, and the weights. Then only this
@@ -83,7 +86,8 @@ impl Replicas {
         assert!(state.missing[bucket] > 0, "bucket {bucket} is complete already");
         state.missing[bucket] -= 1;
         if state.last && self.overlap && state.missing[bucket] == 0 {
-            state.pending.push(self.comm.begin(self.sum(&self.buckets[bucket])));
+            let bucket = &self.buckets[bucket];
+            state.pending.push(self.comm.begin(subject(bucket, Pass::Backward), sum(bucket)));
         }
     }
 
@@ -99,7 +103,7 @@ impl Replicas {
         for (bucket, missing) in self.buckets.iter().zip(&state.missing) {
             // Without overlap none is under way; with it, only those with no use in the model.
             if !self.overlap || *missing > 0 {
-                self.comm.run(dev, self.sum(bucket))?;
+                self.comm.run(dev, subject(bucket, Pass::Backward), sum(bucket))?;
             }
         }
         Ok(())
@@ -113,19 +117,24 @@ impl Replicas {
         for bucket in &self.buckets {
             if let Some((parts, weights)) = &bucket.shared {
                 let (parts, all) = (parts.clone(), *weights);
-                self.comm.run(dev, Operation::AllGather { parts, mine: None, all })?;
+                let gather = Operation::AllGather { parts, mine: None, all };
+                self.comm.run(dev, subject(bucket, Pass::Forward), gather)?;
             }
         }
         Ok(())
     }
+}
 
-    fn sum(&self, bucket: &Bucket) -> Operation {
-        match &bucket.shared {
-            None => Operation::AllReduce { x: bucket.gradients },
-            Some((parts, _)) => {
-                let (parts, all) = (parts.clone(), bucket.gradients);
-                Operation::ReduceScatter { parts, all, mine: None, write: Write::Set }
-            }
+fn subject(bucket: &Bucket, pass: Pass) -> Option<Subject> {
+    Some(Subject { unit: bucket.unit, pass })
+}
+
+fn sum(bucket: &Bucket) -> Operation {
+    match &bucket.shared {
+        None => Operation::AllReduce { x: bucket.gradients },
+        Some((parts, _)) => {
+            let (parts, all) = (parts.clone(), bucket.gradients);
+            Operation::ReduceScatter { parts, all, mine: None, write: Write::Set }
         }
     }
 }

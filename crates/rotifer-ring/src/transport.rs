@@ -5,12 +5,12 @@ pub(crate) mod threads;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rotifer_device::{Device, Memory, Region};
 
+use crate::comm::Pending;
 use crate::error::Place;
-use crate::operation::Operation;
 use crate::{HopMode, Result, Tag};
 
 /// What a message says of itself, and what its receiver expects it to say.
@@ -44,8 +44,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     fn share(&self, dev: &dyn Device, memory: &Arc<Memory>) -> Result<()>;
     fn start(&self, dev: &dyn Device, header: Header, send: Region) -> Result<()>;
     fn finish(&self, dev: &dyn Device, expected: Header, into: Option<Region>) -> Result<Region>;
-    /// Runs a collective that this rank has been ready for since `begun`.
-    fn collective(&self, dev: &dyn Device, operation: &Operation, begun: Instant) -> Result<()>;
+    /// Runs a collective that was begun.
+    fn collective(&self, dev: &dyn Device, pending: &Pending) -> Result<()>;
     fn barrier(&self) -> Result<()>;
     /// See [`Traffic`](crate::Traffic): hidden, then exposed time of a simulated link.
     fn link_times(&self) -> (Duration, Duration);

@@ -243,6 +243,7 @@ impl<'a> Builder<'a> {
         for (group, home) in unit.homes.iter().enumerate() {
             match self.options.strategy {
                 Strategy::Fsdp => self.gathers.push(Gather {
+                    unit: unit.number,
                     parts: unit.parts(group),
                     weights: home.weights,
                     gradients: home.gradients,
@@ -283,7 +284,7 @@ impl<'a> Builder<'a> {
             let weights = self.arena.take(Purpose::Weights, Dtype::F32, len);
             let (gradients, bucket) = if strategy.holds_all() {
                 let shared = (strategy == Strategy::Zero1).then(|| (unit.parts(group), weights));
-                self.buckets.add(len * trained, shared)
+                self.buckets.add(unit.number, len * trained, shared)
             } else {
                 (self.arena.take(Purpose::Gradients, Dtype::F32, len * trained), 0)
             };
@@ -430,7 +431,7 @@ impl Buckets {
 
     /// Gradients of `len` elements for the next group, and their bucket: the last one until it is
     /// full, or one of their own if ranks share the optimiser's work.
-    fn add(&mut self, len: usize, shared: Option<(Parts, Region)>) -> (Region, usize) {
+    fn add(&mut self, unit: u32, len: usize, shared: Option<(Parts, Region)>) -> (Region, usize) {
         let start = self.used;
         self.used = (start + len).next_multiple_of(Buckets::ALIGN);
         let gradients = self.gradients.slice(start..start + len);
@@ -448,7 +449,7 @@ impl Buckets {
                 let gradients =
                     shared.as_ref().map_or(gradients, |(parts, _)| of(gradients, parts));
                 self.start = start;
-                self.list.push(Bucket { gradients, shared, contributions: 0 });
+                self.list.push(Bucket { unit, gradients, shared, contributions: 0 });
             }
         }
         (gradients, self.list.len() - 1)

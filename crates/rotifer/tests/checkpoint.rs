@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{HAND_OVER, Hops, IN_PLACE, OVERLAPPED, Tokens, assemble, on_ranks, options, pieces};
-use common::{tiny, try_on_ranks};
+use common::{
+    DDP, FSDP, FSDP_KEPT, HAND_OVER, Hops, IN_PLACE, OVERLAPPED, TP, Tokens, ZERO1, assemble,
+    on_ranks, options, pieces, tiny, try_on_ranks,
+};
 use rotifer::checkpoint::{self, WEIGHTS};
 use rotifer::models::{Gpt2, HfConfig, gpt2};
 use rotifer::train::{TrainOptions, Trainer};
@@ -85,9 +87,10 @@ fn what_4_ranks_save_any_number_loads() {
         let path = folder.path().join(checkpoint::CONFIG);
         let described = HfConfig::read(&path).and_then(|hf| hf.model(&path)).expect("a model");
         assert_eq!((described.width, described.tied), (spec.width, tied));
-        for (ranks, hops) in
-            [(1, HAND_OVER), (2, OVERLAPPED), (3, IN_PLACE), (4, HAND_OVER), (8, HAND_OVER)]
-        {
+        let rotated =
+            [(1, HAND_OVER), (2, OVERLAPPED), (3, IN_PLACE), (4, HAND_OVER), (8, HAND_OVER)];
+        let others = [(2, DDP), (3, ZERO1), (4, FSDP), (3, FSDP_KEPT), (5, TP)];
+        for (ranks, hops) in rotated.into_iter().chain(others) {
             let what = format!("{ranks} ranks, {hops:?}, tied {tied}");
             let loaded = load(ranks, hops, &described, folder.path());
             assert_bits(&what, &loaded.weights, &saved.weights);

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{ALL_HOPS, Tokens, on_ranks, options, tiny};
 use rotifer::layers::{Hidden, Logits};
 use rotifer::models::{Gpt2, gpt2};
+use rotifer::strategy::Strategy;
 use rotifer::train::{TrainOptions, Trainer};
 
 /// Counts. Arenas are the only blocks that are aligned to a page.
@@ -87,8 +88,12 @@ fn the_plan_is_the_peak_and_steps_allocate_nothing() {
     let other =
         Gpt2 { mlp_hidden: Hidden::Recomputed, logits: Logits::Kept, tied: false, ..tiny() };
     for spec in [tiny(), other] {
-        for hops in ALL_HOPS {
-            for ranks in common::WORLDS {
+        let tensor_parallel = [common::TP, common::TP_BLOCKING];
+        for hops in ALL_HOPS.into_iter().chain(common::DATA_PARALLEL).chain(tensor_parallel) {
+            // As many heads as tiny has.
+            let whole_heads = hops.strategy == Strategy::Tp;
+            let worlds = if whole_heads { &[1, 5][..] } else { &common::WORLDS };
+            for &ranks in worlds {
                 for accumulation in [1, 3] {
                     let options = TrainOptions { accumulation, ..hops.with(&options()) };
                     watch(&format!("{ranks} ranks, {hops:?}"), ranks, hops, &spec, &options);

@@ -15,11 +15,12 @@ use rotifer_device::{Device, Dtype, Lent, Memory, Region, Write};
 
 use super::mailbox::{Interrupt, Office};
 use super::{Header, Transport};
+use crate::comm::Pending;
 use crate::error::{Collective, Place};
 use crate::launch::Link;
 use crate::operation::Operation;
 use crate::schedule::Pass;
-use crate::{Error, HopMode, Parts, Result, launch, schedule};
+use crate::{Error, HopMode, Parts, Result, Subject, launch, schedule};
 
 #[derive(Clone, Copy, Debug)]
 struct Message {
@@ -33,6 +34,7 @@ struct Message {
 #[derive(Clone, Copy, Debug)]
 struct Post {
     collective: Collective,
+    subject: Option<Subject>,
     region: Lent,
     /// From when on this rank's side of a simulated link is free for it.
     ready: Instant,
@@ -168,32 +170,28 @@ impl Threads {
         Ok(())
     }
 
-    /// Brings `region` to a meeting, and checks that all ranks are there for the same thing, with
-    /// regions of the right number of elements.
-    fn meet(
-        &self,
-        collective: Collective,
-        region: Region,
-        expected: impl Fn(usize) -> usize,
-        ready: Instant,
-    ) -> Result<u64> {
-        let post = Post { collective, region: region.lend(), ready };
+    /// Brings a region to a meeting, and checks that all ranks are there for the same thing, with
+    /// as many bytes as are expected of each.
+    fn meet(&self, post: Post, expected: impl Fn(usize) -> usize) -> Result<u64> {
         let office = &self.world.office;
         let round = office.come(self.rank, post);
-        let place = |collective| Place::Collective { collective, sequence: round };
+        let place = |Post { collective, subject, .. }: Post| Place::Collective {
+            unit: None,
+            subject,
+            collective,
+            sequence: round,
+        };
         office
             .all_here(self.rank, round, self.world.deadline)
-            .map_err(|interrupt| self.error(interrupt, place(collective)))?;
+            .map_err(|interrupt| self.error(interrupt, place(post)))?;
         for rank in 0..self.world.ranks {
             let theirs = office.post(round, rank);
-            if theirs.collective != collective {
-                let (ours, theirs) = (place(collective), place(theirs.collective));
-                return Err(Error::Mismatch { rank, ours, theirs });
+            if (theirs.collective, theirs.subject) != (post.collective, post.subject) {
+                return Err(Error::Mismatch { rank, ours: place(post), theirs: place(theirs) });
             }
-            let expected = expected(rank) * region.dtype().bytes();
-            let got = theirs.region.bytes();
+            let (expected, got) = (expected(rank), theirs.region.bytes());
             if got != expected {
-                return Err(Error::Size { rank, at: place(collective), expected, got });
+                return Err(Error::Size { rank, at: place(post), expected, got });
             }
         }
         Ok(round)
@@ -225,7 +223,7 @@ impl Transport for Threads {
     fn share(&self, dev: &dyn Device, memory: &Arc<Memory>) -> Result<()> {
         let memories = || self.world.memories.lock().unwrap_or_else(PoisonError::into_inner);
         memories().push(memory.clone());
-        self.come(Collective::Share)?;
+        self.come(Collective::Share, None)?;
         memories().iter().for_each(|memory| dev.attach(memory));
         Ok(())
     }
@@ -267,16 +265,18 @@ impl Transport for Threads {
         Ok(into)
     }
 
-    fn collective(&self, dev: &dyn Device, operation: &Operation, begun: Instant) -> Result<()> {
+    fn collective(&self, dev: &dyn Device, pending: &Pending) -> Result<()> {
+        let Pending { subject, operation, begun } = pending;
         let ranks = self.world.ranks;
         let free = self.line().busy[Pass::Forward as usize];
-        let ready = free.map_or(begun, |until| until.max(begun));
-        let lens = |rank| operation.shown_len(rank);
-        let round = self.meet(operation.kind(), operation.shown(), lens, ready)?;
+        let ready = free.map_or(*begun, |until| until.max(*begun));
+        let region = operation.shown().lend();
+        let post = Post { collective: operation.kind(), subject: *subject, region, ready };
+        let round = self.meet(post, |rank| operation.shown_bytes(rank))?;
         let slowest = (0..ranks).map(|rank| self.world.office.post(round, rank).ready).max();
         self.deliver(Pass::Forward, operation.as_ring(ranks), slowest.unwrap_or(ready));
         match operation {
-            Operation::AllReduce { x } => self.all_reduce(dev, *x, round)?,
+            Operation::AllReduce { x } => self.all_reduce(dev, *subject, *x, round)?,
             Operation::AllGather { parts, mine, all } => {
                 self.all_gather(dev, parts, *mine, *all, round);
             }
@@ -290,11 +290,11 @@ impl Transport for Threads {
             }
             Operation::Broadcast { .. } => {}
         }
-        self.come(operation.kind())
+        self.come(operation.kind(), *subject)
     }
 
     fn barrier(&self) -> Result<()> {
-        self.come(Collective::Barrier)
+        self.come(Collective::Barrier, None)
     }
 
     fn link_times(&self) -> (Duration, Duration) {
@@ -306,12 +306,19 @@ impl Transport for Threads {
 /// The collectives, between the first meeting of all ranks and the last.
 impl Threads {
     /// A meeting that moves no data.
-    fn come(&self, collective: Collective) -> Result<()> {
-        let nothing = Region::empty(Dtype::F32);
-        self.meet(collective, nothing, |_| 0, Instant::now()).map(|_| ())
+    fn come(&self, collective: Collective, subject: Option<Subject>) -> Result<()> {
+        let region = Region::empty(Dtype::F32).lend();
+        let post = Post { collective, subject, region, ready: Instant::now() };
+        self.meet(post, |_| 0).map(|_| ())
     }
 
-    fn all_reduce(&self, dev: &dyn Device, x: Region, round: u64) -> Result<()> {
+    fn all_reduce(
+        &self,
+        dev: &dyn Device,
+        subject: Option<Subject>,
+        x: Region,
+        round: u64,
+    ) -> Result<()> {
         let ranks = self.world.ranks;
         // Rank r sums part r of all ranks, in rank 0's memory: until the next meeting no other rank
         // touches that part of any x. From there to the last meeting rank 0's x is only read.
@@ -322,7 +329,7 @@ impl Threads {
                 dev.add(self.brought(round, rank).slice(part.clone()), sum.slice(part.clone()));
             }
         }
-        self.come(Collective::AllReduce)?;
+        self.come(Collective::AllReduce, subject)?;
         if self.rank != 0 && !x.is_empty() {
             dev.copy(sum, x);
         }

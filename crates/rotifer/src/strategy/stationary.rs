@@ -12,7 +12,8 @@
 //! Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 
 use rotifer_device::{Arena, Device, Dtype, Purpose, Region, Write};
-use rotifer_ring::Comm;
+use rotifer_ring::schedule::Pass;
+use rotifer_ring::{Comm, Subject};
 
 use crate::build::Unit;
 use crate::error::Result;
@@ -71,7 +72,7 @@ impl Stationary {
             let visit = Visit { span: home.span(), first: i == 0, write };
             layer.forward(cx, &visit, unit.held(home).0, x, y);
         }
-        self.join(cx.dev, sum, || ())
+        self.join(cx.dev, Subject { unit: unit.number(), pass: Pass::Forward }, sum, || ())
     }
 
     /// `dx = f'(x) dy` or `+=`, and the gradients of this rank's shards `+=`.
@@ -89,6 +90,7 @@ impl Stationary {
         let sum = self.sum(cx, layer.input_gradient(), dx, write);
         let (dx, write) = sum.map_or((dx, write), |sum| (sum.share, Write::Set));
         // The last shard's own gradient needs nothing that the others must wait for.
+        let subject = Subject { unit: unit.number(), pass: Pass::Backward };
         let beside = self.overlap && !layer.backward_weights_writes_dx();
         let last = unit.homes().len() - 1;
         for (i, home) in unit.homes().iter().enumerate() {
@@ -97,11 +99,11 @@ impl Stationary {
             layer.backward_data(cx, &visit, w, x, dy, dx);
             let add = || layer.backward_weights(cx, &visit, w, x, dy, dx, dw);
             if i == last && beside {
-                return self.join(cx.dev, sum, add);
+                return self.join(cx.dev, subject, sum, add);
             }
             add();
         }
-        self.join(cx.dev, sum, || ())
+        self.join(cx.dev, subject, sum, || ())
     }
 
     /// Joins the online softmax of every rank's classes: `state` becomes that of all. states: room
@@ -133,12 +135,18 @@ impl Stationary {
     }
 
     /// Sums the shares, while `work` runs.
-    fn join(&self, dev: &dyn Device, sum: Option<Sum>, work: impl FnOnce()) -> Result<()> {
+    fn join(
+        &self,
+        dev: &dyn Device,
+        subject: Subject,
+        sum: Option<Sum>,
+        work: impl FnOnce(),
+    ) -> Result<()> {
         let Some(Sum { share, add_to }) = sum else {
             work();
             return Ok(());
         };
-        self.comm.all_reduce_beside(dev, share, work)?;
+        self.comm.all_reduce_beside(dev, Some(subject), share, work)?;
         if let Some(y) = add_to {
             dev.add(share, y);
         }
