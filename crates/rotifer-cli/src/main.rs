@@ -1,6 +1,7 @@
 //! The `rotifer` command. Arguments, progress and tables; what they show is computed in the
 //! library.
 
+mod bench;
 mod progress;
 mod table;
 
@@ -30,6 +31,8 @@ enum Command {
     Train(TrainArgs),
     /// Continue prompts with a model that `train` wrote
     Generate(GenerateArgs),
+    /// Compare strategies: speed, communication and memory, on one model and batch
+    Bench(Box<bench::BenchArgs>),
 }
 
 #[derive(Args)]
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Train(args) => train(&args),
         Command::Generate(args) => generate(args),
+        Command::Bench(args) => bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -146,8 +150,12 @@ fn generate(args: GenerateArgs) -> Result<()> {
 
 /// The cores, shared among the ranks.
 fn threads_per_rank(ranks: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / ranks.max(1)).max(1)
+    (cores() / ranks.max(1)).max(1)
+}
+
+/// The cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The first Ctrl-C or SIGTERM asks for an end after the step; the second ends the process.

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::{self, ByteTokenizer, Dataset, Splits};
 use crate::optim::{LrSchedule, Shape};
 pub use error::{Error, Place};
+pub(crate) use parse::{bytes_of, nearest};
 
 /// Everything that a run is determined by.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

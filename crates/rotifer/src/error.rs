@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::strategy::Strategy;
-use crate::{config, data};
+use crate::{bench, config, data};
 
 /// The result of anything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -18,6 +18,9 @@ pub enum Error {
     /// Data that is missing or damaged.
     #[error(transparent)]
     Data(#[from] data::Error),
+    /// A benchmark that cannot be run.
+    #[error(transparent)]
+    Bench(#[from] bench::Error),
     /// A rank that is silent, out of step or has failed.
     #[error(transparent)]
     Ring(#[from] rotifer_ring::Error),

@@ -10,6 +10,7 @@
 //! [`session`] is a whole run, as the command line does it. A model is structure only, see
 //! [`models::gpt2`] and `examples/custom_model.rs`: memory, rotation and backward follow from it.
 
+pub mod bench;
 pub mod build;
 pub mod checkpoint;
 pub mod config;

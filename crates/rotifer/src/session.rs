@@ -108,10 +108,10 @@ pub struct Summary {
 }
 
 /// Windows of a data set, in an order.
-struct Ordered<'a> {
-    data: &'a Dataset,
-    seq: usize,
-    order: Order,
+pub(crate) struct Ordered<'a> {
+    pub data: &'a Dataset,
+    pub seq: usize,
+    pub order: Order,
 }
 
 impl Source for Ordered<'_> {
@@ -160,13 +160,7 @@ pub fn train(
         stop,
         threads,
     };
-    let form = launch::Options {
-        ranks: config.ranks.count,
-        hop_mode: config.hop_mode(),
-        deadline: Duration::from_secs(config.ranks.deadline_secs),
-        link: config.link(),
-    };
-    let outcome = launch::threads(&form, |comm| {
+    let outcome = launch::threads(&config.launch_options(), |comm| {
         CpuDevice::run(threads, |dev| run.rank(dev, comm, gpt2(&spec)))?
     });
     match outcome {

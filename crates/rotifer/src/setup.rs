@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rotifer_device as device;
 use rotifer_ring::HopMode;
-use rotifer_ring::launch::Link;
+use rotifer_ring::launch::{self, Link};
 
 use crate::config::{self, Config};
 use crate::data::Splits;
@@ -94,6 +94,17 @@ impl Config {
     pub fn link(&self) -> Option<Link> {
         let latency = Duration::from_secs_f64(self.ranks.link_latency_us * 1e-6);
         self.ranks.link_gbps.map(|gbps| Link { latency, bytes_per_sec: gbps * 1e9 / 8.0 })
+    }
+
+    /// How the ranks are started.
+    #[must_use]
+    pub fn launch_options(&self) -> launch::Options {
+        launch::Options {
+            ranks: self.ranks.count,
+            hop_mode: self.hop_mode(),
+            deadline: Duration::from_secs(self.ranks.deadline_secs),
+            link: self.link(),
+        }
     }
 
     /// How shards travel.

@@ -139,6 +139,17 @@ pub fn plan(model: &mut dyn Model, comm: &Comm, options: &TrainOptions) -> Resul
     Ok(arena.plan())
 }
 
+/// Elements of all parameters of a model, each counted once, without allocating any.
+///
+/// # Errors
+/// If the model's shapes do not fit together.
+pub fn num_parameters(model: &mut dyn Model, options: &TrainOptions) -> Result<u64> {
+    let comm = Comm::alone();
+    options.check(comm.world())?;
+    let parts = build(model, &mut Arena::counting(), &comm, options, None)?;
+    Ok(parts.built.params.iter().map(|param| param.len() as u64).sum())
+}
+
 impl<'a, M: Model> Trainer<'a, M> {
     /// Builds the model on `dev` and gives it its initial weights. Every rank of `comm` must call
     /// this with the same model and options.

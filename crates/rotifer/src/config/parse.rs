@@ -189,7 +189,7 @@ fn nearest_key(section: &str, key: &str) -> String {
 }
 
 /// The known name that is closest to `name`, unless none is close: one edit in three letters.
-fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
+pub(crate) fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
     let edits = |k: &str| strsim::damerau_levenshtein(&name.to_lowercase(), k);
     let near = known.iter().copied().min_by_key(|k| edits(k))?;
     (edits(near) <= near.len().div_ceil(3)).then_some(near)
@@ -285,7 +285,7 @@ pub(super) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Erro
 }
 
 /// Bytes of "4MiB"; a fraction of a byte is cut off.
-fn bytes_of(text: &str) -> Option<usize> {
+pub(crate) fn bytes_of(text: &str) -> Option<usize> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
