@@ -33,7 +33,7 @@ fn check(args: &[&str], words: &[&str], wanted: &[&str]) {
 
 #[test]
 fn the_command_names_its_commands() {
-    check(&["--help"], &["train", "generate"], &["--help", "--version"]);
+    check(&["--help"], &["train", "generate", "bench"], &["--help", "--version"]);
 }
 
 #[test]
@@ -55,6 +55,28 @@ fn generate_names_every_flag() {
         "--help",
     ];
     check(&["generate", "--help"], &["<FOLDER>", "model.safetensors"], &flags);
+}
+
+#[test]
+fn bench_names_every_flag() {
+    let flags = [
+        "--ranks",
+        "--strategy",
+        "--threads",
+        "--set",
+        "--json",
+        "--svg",
+        "--rounds",
+        "--steps",
+        "--warmup",
+        "--link-gbps",
+        "--link-latency-us",
+        "--help",
+    ];
+    check(&["bench", "--help"], &["<CONFIG>", "capacity", "rtp-inplace", "fsdp-keep"], &flags);
+    let flags =
+        ["--ranks", "--strategy", "--threads", "--set", "--json", "--bytes", "--verify", "--help"];
+    check(&["bench", "capacity", "--help"], &["<CONFIG>", "model.layers", "1.5GiB"], &flags);
 }
 
 #[test]

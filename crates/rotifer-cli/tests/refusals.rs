@@ -111,6 +111,44 @@ fn an_output_folder_that_is_not_empty() {
     place.refuses(&both, &["there is no nowhere"]);
 }
 
+#[test]
+fn benchmarks_of_nothing() {
+    let place = Place::new();
+    let refuses = |more: &[&str], parts: &[&str]| {
+        place.refuses(&[&["bench", "tiny.toml"], more].concat(), parts);
+    };
+    refuses(&["--strategy", "rtp,rpt-copy"], &["no strategy \"rpt-copy\"; did you mean rtp-copy?"]);
+    let known = ["the strategies are rtp, rtp-copy, rtp-inplace, ddp", "and all"];
+    refuses(&["--strategy", "pipeline"], &known);
+    refuses(&["--ranks", "2,0"], &["a benchmark cannot have 0 ranks; ask for 1 or more"]);
+    refuses(&["--rounds", "0"], &["0 rounds; ask for 1 or more"]);
+    refuses(&["--steps", "0"], &["0 steps; ask for 1 or more"]);
+    refuses(&["--threads", "0"], &["ranks.threads=0", "a whole number of 1 or more"]);
+    refuses(&["--link-latency-us", "5"], &["a simulated link needs", "ranks.link_gbps"]);
+    refuses(&["--link-gbps", "0"], &["ranks.link_gbps is 0; it must be above 0"]);
+    refuses(&["--ranks", "7,8"], &["nothing can be measured: rtp on 7 rank(s): ", "7 ranks"]);
+    refuses(&["--set", "data.train=nowhere.txt"], &["there is no nowhere.txt"]);
+    refuses(&["--json", "no/where.json"], &["cannot write no/where.json"]);
+    refuses(&["--svg", "."], &["cannot write ."]);
+}
+
+#[test]
+fn capacities_without_a_limit() {
+    let place = Place::new();
+    for bytes in ["many", "4Mb", "", "-1KiB", "1.2.3GiB"] {
+        let bytes = format!("--bytes={bytes}");
+        let says = ["is not a number of bytes; write it as 65536 or 4MiB"];
+        place.refuses(&["bench", "capacity", "tiny.toml", &bytes], &says);
+    }
+    let refuses = |more: &[&str], parts: &[&str]| {
+        let args = ["bench", "capacity", "tiny.toml", "--bytes", "1MiB"];
+        place.refuses(&[&args[..], more].concat(), parts);
+    };
+    refuses(&["--ranks", "0"], &["0 ranks; ask for 1 or more"]);
+    refuses(&["--strategy", "fdsp"], &["no strategy \"fdsp\"; did you mean fsdp?"]);
+    refuses(&["--json", "no/where.json"], &["cannot write no/where.json"]);
+}
+
 /// A folder `model` that can be damaged.
 fn trained() -> Place {
     let place = Place::new();

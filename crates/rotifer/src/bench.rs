@@ -12,7 +12,8 @@ mod variant;
 
 use std::num::NonZeroUsize;
 
-use rotifer_ring::Comm;
+use rotifer_device::MemoryPlan;
+use rotifer_ring::{Comm, launch};
 
 use crate::config::Config;
 use crate::data::Splits;
@@ -95,8 +96,18 @@ pub trait Observer {
 }
 
 /// Threads of each of `ranks` ranks: what the config says, or the cores divided among the ranks.
-pub(crate) fn threads_per_rank(config: &Config, cores: usize, ranks: usize) -> usize {
+fn threads_per_rank(config: &Config, cores: usize, ranks: usize) -> usize {
     config.ranks.threads.map_or((cores / ranks).max(1), NonZeroUsize::get)
+}
+
+/// Bytes of the rank that has most, without allocating any.
+fn plan_of(config: &Config, splits: &Splits) -> Result<MemoryPlan> {
+    config.validate()?;
+    let (spec, options) = (config.gpt2(), config.train_options(splits));
+    let plans = launch::threads(&config.launch_options(), |comm| {
+        train::plan(&mut gpt2(&spec), &comm, &options)
+    })?;
+    Ok(plans.into_iter().max_by_key(MemoryPlan::total).expect("a rank"))
 }
 
 /// One strategy on one number of ranks, and what was measured so far.
@@ -113,6 +124,25 @@ struct World {
     /// What the ranks compute on, and how fast; measured once a strategy has run.
     gemm: Option<Gemm>,
     cases: Vec<Case>,
+}
+
+impl World {
+    /// Nothing is measured yet, but what is not possible is known.
+    fn new(config: &Config, ranks: usize, options: &Options, splits: &Splits) -> World {
+        let case = |variant: &Variant| {
+            let config = variant.config(config, ranks);
+            let train = &splits.train;
+            let plan = plan_of(&config, splits)
+                .and_then(|_| Ok(train.require_windows("training", config.seq(), ranks)?));
+            Case { variant: *variant, config, runs: plan.map(|()| Vec::new()) }
+        };
+        World {
+            ranks,
+            threads: threads_per_rank(config, options.cores, ranks),
+            gemm: None,
+            cases: options.variants.iter().map(case).collect(),
+        }
+    }
 }
 
 /// Measures every strategy of `options` on every number of ranks.
@@ -136,9 +166,11 @@ pub fn run(config: &Config, options: &Options, observer: &dyn Observer) -> Resul
         variants: distinct(&options.variants),
         ..options.clone()
     };
-    let mut bench = Bench { options, splits, observer, number: 0 };
-    let ranks = bench.options.ranks.iter();
-    let mut worlds: Vec<World> = ranks.map(|n| bench.world(config, *n)).collect();
+    let world = |ranks: &usize| World::new(config, *ranks, &options, &splits);
+    let mut worlds: Vec<World> = options.ranks.iter().map(world).collect();
+    let cases = require_any(&worlds)?;
+    let of = cases * options.rounds;
+    let mut bench = Bench { options, splits, observer, number: 0, of };
     for round in 0..bench.options.rounds {
         for world in &mut worlds {
             bench.round(round, world)?;
@@ -155,34 +187,21 @@ struct Bench<'a> {
     observer: &'a dyn Observer,
     /// Number of the next measurement.
     number: usize,
+    /// How many there are, if none fails.
+    of: usize,
 }
 
 impl Bench<'_> {
-    fn world(&self, config: &Config, ranks: usize) -> World {
-        let case = |variant: &Variant| Case {
-            variant: *variant,
-            config: variant.config(config, ranks),
-            runs: Ok(Vec::new()),
-        };
-        World {
-            ranks,
-            threads: threads_per_rank(config, self.options.cores, ranks),
-            gemm: None,
-            cases: self.options.variants.iter().map(case).collect(),
-        }
-    }
-
     /// Measures each strategy on one number of ranks once.
     fn round(&mut self, round: usize, world: &mut World) -> Result<()> {
-        let Options { ranks, variants, rounds, warmup, steps, .. } = &self.options;
-        let of = rounds * ranks.len() * variants.len();
+        let Bench { options: Options { warmup, steps, .. }, of, .. } = *self;
         for case in &mut world.cases {
+            let Ok(runs) = &mut case.runs else { continue };
             let (ranks, variant) = (world.ranks, case.variant);
             let measurement = Measurement { number: self.number, of, round, ranks, variant };
             self.number += 1;
-            let Ok(runs) = &mut case.runs else { continue };
             self.observer.begins(&measurement);
-            let run = measure::steps(&case.config, &self.splits, world.threads, *warmup, *steps);
+            let run = measure::steps(&case.config, &self.splits, world.threads, warmup, steps);
             self.observer.ends(&measurement, run.as_ref().map(Run::tokens_per_sec));
             match run {
                 Ok(run) => runs.push(run),
@@ -199,17 +218,18 @@ impl Bench<'_> {
     }
 }
 
-/// Checks that there is anything to report.
-fn require_any(worlds: &[World]) -> Result<(), Error> {
-    let mut failures = Vec::new();
-    for (world, case) in worlds.iter().flat_map(|w| w.cases.iter().map(move |case| (w, case))) {
-        match &case.runs {
-            Ok(_) => return Ok(()),
-            Err(cause) => failures.push((case.variant, world.ranks, cause)),
+/// How many cases are possible; at least one must be.
+fn require_any(worlds: &[World]) -> Result<usize, Error> {
+    let cases = || worlds.iter().flat_map(|w| w.cases.iter().map(move |case| (w.ranks, case)));
+    let possible = cases().filter(|(_, case)| case.runs.is_ok()).count();
+    let first = cases().find_map(|(ranks, case)| Some((ranks, case, case.runs.as_ref().err()?)));
+    match first {
+        Some((ranks, case, cause)) if possible == 0 => {
+            let (variant, cause) = (case.variant, cause.to_string());
+            Err(Error::NothingMeasured { variant, ranks, cause })
         }
+        _ => Ok(possible),
     }
-    let (variant, ranks, cause) = failures[0];
-    Err(Error::NothingMeasured { variant, ranks, cause: cause.to_string() })
 }
 
 /// In ascending order, each once.

@@ -35,6 +35,7 @@ pub fn svg(report: &Report) -> Result<String, io::Error> {
     {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         root.fill(&WHITE).map_err(fault)?;
+        let root = root.margin(10, 0, 0, 0);
         let title = format!(
             "{}: {:.1} M parameters, global batch {} x {}",
             report.config,
@@ -121,8 +122,11 @@ fn panel(area: &Area<'_>, panel: &Panel<'_>, report: &Report) -> Drawn {
         .y_label_formatter(&|y| number(*y))
         .draw()
         .map_err(fault)?;
-    let width = 0.84 / variants.len() as f64;
-    let left = |group: usize, place: usize| group as f64 - 0.42 + place as f64 * width;
+    // Of a group's width; few bars stay bars.
+    let width = (0.84 / variants.len() as f64).min(0.2);
+    let left = |group: usize, place: usize| {
+        group as f64 + (place as f64 - 0.5 * variants.len() as f64) * width
+    };
     let rectangles = bars.iter().map(|&(group, place, variant, value)| {
         let x = left(group, place);
         let corners = [(x + 0.06 * width, 0.0), (x + 0.94 * width, value.median)];
@@ -189,7 +193,7 @@ fn number(value: f64) -> String {
     match value {
         0.0 => "0".into(),
         v if v >= 1e6 => format!("{:.1} M", v / 1e6),
-        v if v >= 1e4 => format!("{:.0} k", v / 1e3),
+        v if v >= 1e4 => format!("{:.1} k", v / 1e3),
         v if v >= 10.0 => format!("{v:.0}"),
         v => format!("{v:.2}"),
     }

@@ -1,11 +1,11 @@
 //! The largest model that fits a limit of bytes per rank, under each strategy.
 
 use rotifer_device::MemoryPlan;
-use rotifer_ring::launch;
 use serde::Serialize;
 
 use super::{
-    Bytes, Error, FORMAT, Variant, ascending, distinct, measure, require_cases, threads_per_rank,
+    Bytes, Error, FORMAT, Variant, ascending, distinct, measure, plan_of, require_cases,
+    threads_per_rank,
 };
 use crate::config::{Config, bytes_of};
 use crate::data::Splits;
@@ -175,16 +175,6 @@ fn with_layers(config: &Config, layers: usize) -> Config {
     let mut config = config.clone();
     config.model.layers = layers;
     config
-}
-
-/// Bytes of the rank that has most.
-fn plan_of(config: &Config, splits: &Splits) -> Result<MemoryPlan> {
-    config.validate()?;
-    let (spec, options) = (config.gpt2(), config.train_options(splits));
-    let plans = launch::threads(&config.launch_options(), |comm| {
-        train::plan(&mut gpt2(&spec), &comm, &options)
-    })?;
-    Ok(plans.into_iter().max_by_key(MemoryPlan::total).expect("a rank"))
 }
 
 /// The largest number up to `max` that fits, given that 1 does and that nothing fits above one that

@@ -75,7 +75,8 @@ pub(super) fn middle(steps: impl Iterator<Item = Step>) -> Step {
 /// Trains `warmup` steps, then `steps` that count, from random weights.
 ///
 /// # Errors
-/// If the config contradicts itself or is not possible on so many ranks, or a rank fails.
+/// If there is too little data for so many ranks, the model is not possible on them, or a rank
+/// fails.
 pub(super) fn steps(
     config: &Config,
     splits: &Splits,
@@ -83,7 +84,6 @@ pub(super) fn steps(
     warmup: usize,
     steps: usize,
 ) -> Result<Run> {
-    config.validate()?;
     let (seq, train) = (config.seq(), &splits.train);
     train.require_windows("training", seq, config.ranks.count)?;
     let order = Order::new(train.num_windows(seq), config.train.seed, config.data.shuffle);
