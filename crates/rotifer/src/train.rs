@@ -3,6 +3,7 @@
 //! All memory is decided in [`Trainer::new`]; nothing on the step path allocates.
 
 mod options;
+mod plan;
 
 use rotifer_device::{Arena, Device, Dtype, MemoryPlan, Purpose, Region};
 use rotifer_ring::{Comm, schedule};
@@ -14,6 +15,7 @@ use crate::models::Model;
 use crate::params::Param;
 use crate::strategy::{Driver, Strategy};
 pub use options::{DEFAULT_TRAVEL_BYTES_MAX, TrainOptions};
+pub use plan::{num_parameters, plan};
 
 /// Where the rows of a batch come from. The same on every rank.
 pub trait Source {
@@ -126,28 +128,6 @@ fn build(
     let hashes = arena.take(Purpose::Activations, Dtype::F64, checked);
     let driver = Driver::take(arena, comm, &build_options, &built);
     Ok(Parts { built, driver, batch, scalars, choices, hashes })
-}
-
-/// Bytes that one rank will need, by purpose, without allocating any.
-///
-/// # Errors
-/// If the model's shapes do not fit together or the batch is too small for the ranks.
-pub fn plan(model: &mut dyn Model, comm: &Comm, options: &TrainOptions) -> Result<MemoryPlan> {
-    options.check(comm.world())?;
-    let mut arena = Arena::counting();
-    build(model, &mut arena, comm, options, None)?;
-    Ok(arena.plan())
-}
-
-/// Elements of all parameters of a model, each counted once, without allocating any.
-///
-/// # Errors
-/// If the model's shapes do not fit together.
-pub fn num_parameters(model: &mut dyn Model, options: &TrainOptions) -> Result<u64> {
-    let comm = Comm::alone();
-    options.check(comm.world())?;
-    let parts = build(model, &mut Arena::counting(), &comm, options, None)?;
-    Ok(parts.built.params.iter().map(|param| param.len() as u64).sum())
 }
 
 impl<'a, M: Model> Trainer<'a, M> {
