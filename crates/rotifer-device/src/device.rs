@@ -364,7 +364,8 @@ pub trait Device {
     /// of the target), to begin with (-inf, 0, 0).
     fn loss_block(&self, logits: Mat, first: usize, targets: Region, state: Region);
     /// Joins the states of two sets of classes that have none in common: `state = state + other`.
-    /// Both: `[t, 3]` as [`loss_block`](Device::loss_block) leaves them; a target is in one of them.
+    /// Both: `[t, 3]` as [`loss_block`](Device::loss_block) leaves them; a target is in one of
+    /// them.
     fn loss_join(&self, other: Region, state: Region);
     /// Ends it: `lse[i] = max + ln(sum)`; `loss += sum over i of lse[i] - target logit`, over
     /// tokens whose target is not negative (a negative target is ignored). state: `[t, 3]`; lse:

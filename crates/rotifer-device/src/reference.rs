@@ -3,8 +3,9 @@
 //! Written to be compared with the papers by eye, never to be fast. Shapes as in [`Device`]; all
 //! matrices are row-major without gaps, and a function is given the widths it cannot derive.
 //! Results are returned, so whether a kernel sets or adds is its test's business; only what
-//! scatters ([`embedding`], [`embedding_backward`]) or updates ([`loss_block`], [`loss_join`], [`adamw`], [`sgd`])
-//! works in place. There is no twin of the random generator: its tests check what it promises.
+//! scatters ([`embedding`], [`embedding_backward`]) or updates ([`loss_block`], [`loss_join`],
+//! [`adamw`], [`sgd`]) works in place. There is no twin of the random generator: its tests check
+//! what it promises.
 //!
 //! All functions panic if a slice is too short for the shapes given.
 //!
@@ -348,8 +349,8 @@ pub fn loss_block(logits: &[f64], first: usize, targets: &[i32], state: &mut [f6
 }
 
 /// The state of all classes, from those of two sets that have none in common:
-/// `m = max(m_a, m_b)`, `sum = sum_a exp(m_a - m) + sum_b exp(m_b - m)`, and the target's logit from
-/// the set that has it; the other's is 0. other, state: `[t, 3]`.
+/// `m = max(m_a, m_b)`, `sum = sum_a exp(m_a - m) + sum_b exp(m_b - m)`, and the target's logit
+/// from the set that has it; the other's is 0. other, state: `[t, 3]`.
 pub fn loss_join(other: &[f64], state: &mut [f64]) {
     for (other, state) in other.chunks_exact(3).zip(state.chunks_exact_mut(3)) {
         let top = state[0].max(other[0]);

@@ -236,7 +236,8 @@ impl Comm {
         self.run(dev, None, Operation::AllReduce { x })
     }
 
-    /// As [`all_reduce`](Comm::all_reduce), for `subject`, while `work` runs, which must leave `x` alone.
+    /// As [`all_reduce`](Comm::all_reduce), for `subject`, while `work` runs, which must leave `x`
+    /// alone.
     ///
     /// # Errors
     /// As [`all_reduce`](Comm::all_reduce).

@@ -39,9 +39,9 @@ pub enum Error {
         /// The other rank.
         rank: usize,
         /// Where this rank is.
-        ours: Place,
+        ours: Box<Place>,
         /// Where the other rank is.
-        theirs: Place,
+        theirs: Box<Place>,
     },
     /// Two ranks that do not agree on a size: they do not run the same model or batch.
     #[error("sizes differ: rank {rank} sent {got} bytes, this rank expects {expected}: {at}")]

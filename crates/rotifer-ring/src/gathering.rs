@@ -31,8 +31,8 @@ pub struct Gather {
     pub backward_reads_weights: bool,
 }
 
-/// Where wholes are while they are used, of purpose [`Purpose::Travel`]: two of each, one to compute
-/// on and one under way; without overlap one.
+/// Where wholes are while they are used, of purpose [`Purpose::Travel`]: two of each, one to
+/// compute on and one under way; without overlap one.
 #[derive(Clone, Copy, Debug)]
 pub struct Spares {
     weights: [Region; 2],
@@ -153,8 +153,8 @@ impl Gathering {
         Ok(whole)
     }
 
-    /// Lets `work` add to the whole gradient of use `number`, which is zero at first, then begins to
-    /// sum it over the ranks into its home.
+    /// Lets `work` add to the whole gradient of use `number`, which is zero at first, then begins
+    /// to sum it over the ranks into its home.
     ///
     /// # Errors
     /// If a rank is silent, out of step or has failed.

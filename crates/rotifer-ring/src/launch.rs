@@ -30,8 +30,8 @@ pub struct Options {
     pub hop_mode: HopMode,
     /// How long a rank waits for another before it calls that one silent.
     pub deadline: Duration,
-    /// The link that hops in [`HopMode::Copy`] and collectives (as rings) seem to go over; `None` for
-    /// this machine's memory. What is handed over takes no link.
+    /// The link that hops in [`HopMode::Copy`] and collectives (as rings) seem to go over; `None`
+    /// for this machine's memory. What is handed over takes no link.
     pub link: Option<Link>,
 }
 

@@ -65,8 +65,8 @@ pub enum Error {
     /// Under tensor parallelism, heads that cannot be shared evenly.
     #[error(
         "attention {layer}: tp gives whole heads to each rank, but {heads} query and {kv_heads} \
-         key/value heads do not divide by {world} ranks; take another number of ranks, or rtp, which \
-         has no such limit"
+         key/value heads do not divide by {world} ranks; take another number of ranks, or rtp, \
+         which has no such limit"
     )]
     HeadsDoNotDivide {
         /// Name of the layer.
@@ -80,8 +80,8 @@ pub enum Error {
     },
     /// Under tensor parallelism, a linear layer that is not one of a pair.
     #[error(
-        "linear layer {layer}: tp cuts linear layers in pairs only, as those of attention and of an \
-         MLP; use these, or another strategy"
+        "linear layer {layer}: tp cuts linear layers in pairs only, as those of attention and of \
+         an MLP; use these, or another strategy"
     )]
     NotPaired {
         /// Name of the layer.
@@ -89,7 +89,7 @@ pub enum Error {
     },
     /// Tokens that should tour the ranks where there is no ring.
     #[error(
-        "model.embedding = \"rows\" lets tokens tour the ring, which only rtp has, not {strategy:?}; \
+        "model.embedding = \"rows\" lets tokens tour the ring, which only rtp has, not {strategy}; \
          take \"auto\" or \"table\""
     )]
     RowsOnlyRotate {

@@ -147,9 +147,9 @@ pub struct Batch {
     pub documents: Option<Region>,
 }
 
-/// How the rows of a global batch are cut: in one slice per rank (or in one that all ranks see), and
-/// each slice in micro-batches. Sizes differ by at most one row and may be zero; a rank with no row
-/// still turns the ring.
+/// How the rows of a global batch are cut: in one slice per rank (or in one that all ranks see),
+/// and each slice in micro-batches. Sizes differ by at most one row and may be zero; a rank with no
+/// row still turns the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slices {
     /// Rows of the global batch.

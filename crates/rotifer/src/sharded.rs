@@ -14,8 +14,8 @@ pub struct Span {
     /// Number of the first of them in the unit: the first token of a part of a table.
     pub first_row: usize,
     /// Which they are among the rows that this rank works on in a pass: their columns of y, and the
-    /// place of what is kept for them. The same numbers if that is all rows, as under every strategy
-    /// but tensor parallelism.
+    /// place of what is kept for them. The same numbers if that is all rows, as under every
+    /// strategy but tensor parallelism.
     pub local: Range<usize>,
 }
 

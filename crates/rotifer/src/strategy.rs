@@ -6,10 +6,10 @@
 //!
 //! | strategy | a rank holds | and sees | moves, per rank and step |
 //! |---|---|---|---|
-//! | [`rotated`] | 1/N of all | 1/N of the batch | 3 (N-1)/N of the weights, shard by shard |
-//! | [`replicated`] (ddp) | all | 1/N of the batch | 2 (N-1)/N of the gradients |
+//! | [`rotated`] | 1/N of all | 1/N of the batch | 3 (N-1)/N of weights, shard by shard |
+//! | [`replicated`] (ddp) | all | 1/N of the batch | 2 (N-1)/N of gradients |
 //! | [`replicated`] (zero1) | all, 1/N of the optimiser state | 1/N of the batch | the same |
-//! | [`gathered`] (fsdp) | 1/N of all, two whole units | 1/N of the batch | 3 (N-1)/N of the weights |
+//! | [`gathered`] (fsdp) | 1/N of all, two whole units | 1/N of the batch | 3 (N-1)/N of weights |
 //! | [`stationary`] (tp) | 1/N of all | the whole batch | activations of the batch, 4 per block |
 
 pub mod gathered;
@@ -18,6 +18,7 @@ pub mod rotated;
 pub mod stationary;
 
 use std::cell::Cell;
+use std::fmt;
 
 use rotifer_device::{Arena, Device, Region, Write};
 use rotifer_ring::{Comm, Gathering, Replicas, Ring, Spares, Travel};
@@ -45,6 +46,18 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// The name that configs and reports use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Strategy::Rtp => "rtp",
+            Strategy::Ddp => "ddp",
+            Strategy::Zero1 => "zero1",
+            Strategy::Fsdp => "fsdp",
+            Strategy::Tp => "tp",
+        }
+    }
+
     /// Whether a rank holds whole units.
     #[must_use]
     pub const fn holds_all(self) -> bool {
@@ -61,6 +74,12 @@ impl Strategy {
     #[must_use]
     pub const fn slice(self, rank: usize) -> usize {
         if matches!(self, Strategy::Tp) { 0 } else { rank }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -140,8 +140,8 @@ fn the_file_has_pytorchs_layouts() {
         for (name, view) in file.iter() {
             let stored = view.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
             let (rows, stored) = (view.shape()[0], stored.collect::<Vec<_>>());
-            // A `Conv1D` stores [inputs, outputs], but these are cut along their outputs; the second
-            // of each pair is cut along its inputs, the order of the file.
+            // A `Conv1D` stores [inputs, outputs], but these are cut along their outputs; the
+            // second of each pair is cut along its inputs, the order of the file.
             let turned = ["attn.c_attn.weight", "mlp.c_fc.weight"];
             let is_turned = turned.iter().any(|end| name.ends_with(end));
             let cols = stored.len() / rows;

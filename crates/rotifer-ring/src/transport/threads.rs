@@ -161,7 +161,11 @@ impl Threads {
     fn check(&self, from: usize, expected: Header, got: Header) -> Result<()> {
         let place = |header: Header| header.place(self.world.ranks);
         if (got.sequence, got.tag) != (expected.sequence, expected.tag) {
-            return Err(Error::Mismatch { rank: from, ours: place(expected), theirs: place(got) });
+            return Err(Error::Mismatch {
+                rank: from,
+                ours: Box::new(place(expected)),
+                theirs: Box::new(place(got)),
+            });
         }
         if got.bytes != expected.bytes {
             let (expected, got, at) = (expected.bytes, got.bytes, place(expected));
@@ -187,7 +191,11 @@ impl Threads {
         for rank in 0..self.world.ranks {
             let theirs = office.post(round, rank);
             if (theirs.collective, theirs.subject) != (post.collective, post.subject) {
-                return Err(Error::Mismatch { rank, ours: place(post), theirs: place(theirs) });
+                return Err(Error::Mismatch {
+                    rank,
+                    ours: Box::new(place(post)),
+                    theirs: Box::new(place(theirs)),
+                });
             }
             let (expected, got) = (expected(rank), theirs.region.bytes());
             if got != expected {

@@ -35,8 +35,8 @@ pub struct UnitSpec {
     pub rows: usize,
     /// Its tensors; a shard holds the same rows of each, one tensor behind the other.
     pub tensors: Vec<Tensor>,
-    /// Rows of the blocks that tensor parallelism cuts each on its own, so that a rank gets queries,
-    /// keys and values of the same heads; empty for a single block. Others cut anywhere.
+    /// Rows of the blocks that tensor parallelism cuts each on its own, so that a rank gets
+    /// queries, keys and values of the same heads; empty for a single block. Others cut anywhere.
     pub blocks: Vec<usize>,
     /// Bound of the rows that a visit brings, from the layer's side, for what it allocates per row.
     pub visit_rows_max: usize,

@@ -27,8 +27,8 @@ pub const HEAD_DIM_MAX: usize = 256;
 /// `y = out(attention(qkv(x)))`, causal. x, y: `[t, c]`; the projection `[t, (h + 2k) d]` is cut
 /// along its columns wherever that falls, also within a head: in the end a rank sees all columns of
 /// its own slice, so neither heads nor key/value heads need divide by N. Attention itself is local.
-/// The projection back is cut along the heads' columns. Only under tensor parallelism is a rank left
-/// with whole heads of its own, h/N and k/N, which must be whole numbers.
+/// The projection back is cut along the heads' columns. Only under tensor parallelism is a rank
+/// left with whole heads of its own, h/N and k/N, which must be whole numbers.
 ///
 /// Bytes: the weights of two [`Linear`]s; saves t ((2h + 2k) d + h): q, k, v, the heads' outputs
 /// and one number per query and head; scratch for dq, dk, dv.

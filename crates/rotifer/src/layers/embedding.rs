@@ -113,8 +113,8 @@ impl Embedding {
         Ok(())
     }
 
-    /// `y = table[ids]` or `+=`. Under tensor parallelism only of this rank's part of the table: see
-    /// [`embed`].
+    /// `y = table[ids]` or `+=`. Under tensor parallelism only of this rank's part of the table:
+    /// see [`embed`].
     fn forward(&self, cx: &Context<'_>, y: Region, write: Write) -> Result<()> {
         match cx.driver {
             Driver::Rotated(ring) if self.by_rows => {

@@ -5,8 +5,8 @@
 //! Tuned as PyTorch's FSDP2: the next unit is gathered while this one computes, the last one's
 //! gradients are scattered meanwhile, what the end of forward gathered serves the beginning of
 //! backward. Units are those of the layers (a linear layer, an MLP, 4096 rows of a table), smaller
-//! than the blocks that users of FSDP2 wrap, so less is whole at once for the same bytes moved. With
-//! `reshard_after_forward = false` units stay whole from forward to backward.
+//! than the blocks that users of FSDP2 wrap, so less is whole at once for the same bytes moved.
+//! With `reshard_after_forward = false` units stay whole from forward to backward.
 //!
 //! Source: Zhao et al. 2023, "PyTorch FSDP"; `torch.distributed.fsdp.fully_shard`.
 

@@ -4,10 +4,10 @@
 //! the ranks' shares are summed: two all-reduces of `[t, c]` per block in forward, two in backward.
 //! Head and embedding are cut along the vocabulary; of the loss only three numbers per token move.
 //!
-//! Tuned as Megatron-LM: the sum of dx travels while the gradients of the weights are computed; both
-//! embeddings share one sum. What is not cut (norms, dropout, residuals) is computed and kept by
-//! every rank for the whole batch; Megatron's later sequence parallelism, which cuts it along the
-//! tokens, is not there.
+//! Tuned as Megatron-LM: the sum of dx travels while the gradients of the weights are computed;
+//! both embeddings share one sum. What is not cut (norms, dropout, residuals) is computed and kept
+//! by every rank for the whole batch; Megatron's later sequence parallelism, which cuts it along
+//! the tokens, is not there.
 //!
 //! Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 
