@@ -48,6 +48,10 @@ struct TrainArgs {
     /// Override a key of the config, as in --set train.steps=100; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Go on with a run: its folder, whose newest checkpoint is taken, or one checkpoint's folder.
+    /// Ranks, threads, strategy, accumulation and steps may differ from what they were
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
     /// At the end, print where the time of a step went
     #[arg(long)]
     profile: bool,
@@ -105,7 +109,10 @@ fn train(args: &TrainArgs) -> Result<()> {
     let threads = chosen.unwrap_or_else(|| threads_per_rank(config.ranks.count));
     let stop = stop_on_signal();
     let progress = progress::Progress::new();
-    let summary = session::train(&config, threads, &stop, &progress)?;
+    let summary = match &args.resume {
+        Some(from) => session::resume(&config, from, threads, &stop, &progress)?,
+        None => session::train(&config, threads, &stop, &progress)?,
+    };
     progress.clear();
     print!("{}", table::memory(&summary));
     if args.profile {

@@ -38,7 +38,7 @@ fn the_command_names_its_commands() {
 
 #[test]
 fn train_names_every_flag() {
-    let flags = ["--ranks", "--threads", "--set", "--profile", "--help"];
+    let flags = ["--ranks", "--resume", "--threads", "--set", "--profile", "--help"];
     check(&["train", "--help"], &["<CONFIG>", "configs/quickstart.toml"], &flags);
 }
 

@@ -1,71 +1,98 @@
-//! Weights in a safetensors file with Hugging Face names. Files know no N: each rank writes and
-//! reads its own bytes of every tensor at their place in the file, through one buffer of fixed
-//! size.
+//! Checkpoints: folders of safetensors files with Hugging Face names, and what a run needs to go
+//! on.
+//!
+//! Files know no N: each rank writes and reads its own bytes of every tensor at their place in the
+//! files, through one buffer of fixed size, so that any number of ranks loads what any other number
+//! saved, and nothing is gathered. `docs/checkpoints.md` has the formats.
+
+mod disk;
+mod header;
+mod plan;
+mod rank_file;
+mod read;
+mod state;
+mod steps;
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::iter::StepBy;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
-use rotifer_device::{Device, Region};
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
 use crate::models::Model;
-use crate::params::{Layout, Param, Piece};
 use crate::train::Trainer;
+pub use disk::Disk;
+use disk::io_error;
+use plan::{Plan, Stored};
+use rank_file::Mover;
+use read::Files;
+pub use read::weights_bytes;
+pub use state::{Checkpoint, DataFacts, Progress, STATE, SavedBy, State};
+pub use steps::{CHECKPOINTS, LATEST};
 
-/// Elements that are between device and file at once. Half of the buffer has them as numbers, the
-/// other half as the file's bytes: 4 MiB in all.
-const BUFFER: usize = 1 << 19;
-
-/// Longest header that is believed; safetensors' own limit.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
-
-/// Name of the weights' file in a folder.
+/// Name of the weights' file in a folder, unless there are several.
 pub const WEIGHTS: &str = "model.safetensors";
 
 /// Name of the model's description in a folder.
 pub const CONFIG: &str = "config.json";
 
-/// Writes `model.safetensors` into `folder`, which all ranks see. Every rank calls this. The file
-/// gets its name when all ranks have written their parts and it is on disk. ([`HfConfig::write`]
-/// writes the description beside it.)
+/// What the names of the weights' files begin with.
+const WEIGHTS_STEM: &str = "model";
+
+/// What the names of the optimiser states' files begin with.
+const STATES_STEM: &str = "optimizer";
+
+/// Size that a file does not exceed unless a single tensor does, or a run says otherwise.
+pub const DEFAULT_FILE_BYTES_MAX: usize = 5_000_000_000;
+
+/// Bytes of tensors after which ranks sync and wait for each other, so that none waits long for
+/// the others' writing at the end.
+const ROUND_BYTES: u64 = 256 << 20;
+
+/// [`save_in_files`] with files of the default size.
 ///
-/// [`HfConfig::write`]: crate::models::HfConfig::write
+/// # Errors
+/// As [`save_in_files`].
+pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
+    save_in_files(trainer, folder, DEFAULT_FILE_BYTES_MAX)
+}
+
+/// Writes the weights into `folder`, which all ranks see: `model.safetensors`, or several files and
+/// `model.safetensors.index.json` where one would exceed `file_bytes_max`. Every rank calls this.
+/// Files get their names when all ranks have written their parts and they are on disk.
 ///
 /// # Errors
 /// If the folder cannot be written, or a rank fails.
-pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
+pub fn save_in_files<M: Model>(
+    trainer: &Trainer<'_, M>,
+    folder: &Path,
+    file_bytes_max: usize,
+) -> Result<()> {
     let comm = trainer.comm();
-    let partial = folder.join(format!("{WEIGHTS}.partial"));
-    let places = places(trainer.params());
+    let disk = &Disk::new();
+    let tensors = plan::weights(trainer.params());
+    let plan = Plan::new(WEIGHTS_STEM, &tensors, file_bytes_max as u64);
     if comm.rank() == 0 {
-        std::fs::create_dir_all(folder).map_err(io("create folder", folder))?;
-        let file = File::create(&partial).map_err(io("create", &partial))?;
-        file.write_all_at(&places.header, 0).map_err(io("write", &partial))?;
-        file.set_len(places.bytes).map_err(io("write", &partial))?;
+        disk.create_folder(folder)?;
     }
-    comm.barrier()?;
-    let mut file = RankFile::open(trainer.device(), &partial, true)?;
-    for (param, start) in trainer.params().iter().zip(&places.starts) {
-        // All ranks have replicated parameters; one writes them.
-        if !param.replicated || comm.rank() == 0 {
-            for piece in &param.pieces {
-                file.each_run(param, piece, *start, &mut RankFile::store)?;
-            }
+    let mut mover = Mover::new(trainer.device());
+    write(trainer, disk, folder, steps::PARTIAL, &plan, &tensors, &mut mover)?;
+    if comm.rank() == 0 {
+        for file in &plan.files {
+            let partial = folder.join(format!("{}{}", file.name, steps::PARTIAL));
+            disk.rename(&partial, &folder.join(&file.name))?;
         }
-    }
-    file.file.sync_all().map_err(io("sync", &partial))?;
-    comm.barrier()?;
-    if comm.rank() == 0 {
-        let path = folder.join(WEIGHTS);
-        std::fs::rename(&partial, &path).map_err(io("rename", &path))?;
-        let folder_file = File::open(folder).map_err(io("open", folder))?;
-        folder_file.sync_all().map_err(io("sync", folder))?;
+        let index = folder.join(format!("{WEIGHTS_STEM}{}", plan::INDEX_SUFFIX));
+        if let Some((name, content)) = &plan.index {
+            let partial = folder.join(format!("{name}{}", steps::PARTIAL));
+            disk.write_file(&partial, content)?;
+            disk.rename(&partial, &folder.join(name))?;
+        }
+        // Weights of an earlier save in the other form would be older than these.
+        let other = if plan.index.is_some() { folder.join(WEIGHTS) } else { index };
+        if other.exists() {
+            disk.remove(&other)?;
+        }
+        disk.sync_folder(folder)?;
     }
     comm.barrier()?;
     Ok(())
@@ -74,191 +101,160 @@ pub fn save<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
 /// Reads the weights of `folder` into the model: each rank its own bytes.
 ///
 /// # Errors
-/// If the file is damaged, or its tensors are not the model's: the file and the tensor are named.
+/// If a file is damaged, or its tensors are not the model's: the file and the tensor are named.
 pub fn load<M: Model>(trainer: &Trainer<'_, M>, folder: &Path) -> Result<()> {
-    let path = folder.join(WEIGHTS);
-    let mut file = RankFile::open(trainer.device(), &path, false)?;
-    let found = file.tensors()?;
+    let mut mover = Mover::new(trainer.device());
     // No other rank reads this one's weights now: see `Trainer::params`.
-    for param in trainer.params() {
-        let bad = |what| Error::Checkpoint { path: path.clone(), what };
-        let Some((info, start)) = found.get(&param.name) else {
-            return Err(bad(format!("tensor {} is missing", param.name)));
-        };
-        if info.dtype != Dtype::F32 || info.shape != param.shape() {
-            return Err(bad(format!(
-                "tensor {} is {:?} {:?}, but the model has F32 {:?}",
-                param.name,
-                info.dtype,
-                info.shape,
-                param.shape()
-            )));
-        }
-        for piece in &param.pieces {
-            file.each_run(param, piece, *start, &mut RankFile::fetch)?;
-        }
-    }
+    let tensors = plan::weights(trainer.params());
+    Files::open(folder, WEIGHTS_STEM)?.fetch(&tensors, &mut mover)?;
     trainer.refresh()
 }
 
-/// Where each parameter's bytes are in the file.
-struct Places {
-    /// Length and JSON of the header.
-    header: Vec<u8>,
-    /// Start of each parameter, from the start of the file.
-    starts: Vec<u64>,
-    /// Size of the file.
-    bytes: u64,
+/// How to save a checkpoint.
+#[derive(Debug)]
+pub struct Saving<'a> {
+    /// The run's folder, which all ranks see.
+    pub run: &'a Path,
+    /// Checkpoints that are kept, this one included; 0 for all.
+    pub keep: usize,
+    /// Size that a file does not exceed unless a single tensor does.
+    pub file_bytes_max: usize,
+    /// Names and contents of other files to be in the checkpoint's folder, such as `config.json`.
+    pub beside: &'a [(String, Vec<u8>)],
+    /// Where it is written.
+    pub disk: &'a Disk,
 }
 
-fn places(params: &[Param]) -> Places {
-    let mut at = 0;
-    let mut starts = Vec::new();
-    let mut tensors = Vec::new();
-    for param in params {
-        let end = at + param.len() * size_of::<f32>();
-        starts.push(at as u64);
-        let info = TensorInfo { dtype: Dtype::F32, shape: param.shape(), data_offsets: (at, end) };
-        tensors.push((param.name.clone(), info));
-        at = end;
+/// Saves a checkpoint: weights, optimiser state and `state.json`, in
+/// `run/checkpoints/step-000100`. Every rank calls this. When it returns, the checkpoint is on disk
+/// and the run's newest; if it ends at any moment before, that is the one before it. Returns the
+/// checkpoint's folder.
+///
+/// # Errors
+/// If the folder cannot be written, or a rank fails.
+pub fn save_step<M: Model>(
+    trainer: &Trainer<'_, M>,
+    progress: &Progress<'_>,
+    saving: &Saving<'_>,
+) -> Result<PathBuf> {
+    let Saving { run, disk, .. } = *saving;
+    let comm = trainer.comm();
+    let first = comm.rank() == 0;
+    let (folder, partial) = steps::folders(run, progress.step);
+    if first {
+        steps::begin(disk, run, progress.step)?;
     }
-    // `transformers` refuses a file that does not say who may read it.
-    let format = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
-    let metadata = Metadata::new(Some(format), tensors).expect("tensors lie one behind the other");
-    let mut json = serde_json::to_vec(&metadata).expect("metadata is always JSON");
-    json.resize(json.len().next_multiple_of(8), b' ');
-    let mut header = (json.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut json);
-    let data = header.len() as u64;
-    for start in &mut starts {
-        *start += data;
-    }
-    Places { bytes: data + at as u64, header, starts }
-}
-
-/// A file as one rank sees it, with its buffers.
-struct RankFile<'a> {
-    dev: &'a dyn Device,
-    file: File,
-    path: PathBuf,
-    values: Vec<f32>,
-    bytes: Vec<u8>,
-}
-
-/// Rows of a piece that fit the buffer, and where they belong in the file.
-struct Run {
-    /// `[rows, width]`
-    region: Region,
-    rows: usize,
-    width: usize,
-    /// Byte of row 0, column 0 in the file.
-    start: u64,
-    /// Rows of the whole tensor if the file holds its transpose.
-    transposed: Option<usize>,
-}
-
-impl Run {
-    /// The stretches that are contiguous in the file: byte where each starts, and which elements of
-    /// the region it holds. One for a tensor stored by rows; one per column for a transposed one.
-    fn stretches(&self) -> impl Iterator<Item = (u64, StepBy<Range<usize>>)> + use<> {
-        let (rows, width, start) = (self.rows, self.width, self.start);
-        let (count, whole_rows) = self.transposed.map_or((1, 0), |rows| (width, rows));
-        let step = if self.transposed.is_some() { width } else { 1 };
-        (0..count)
-            .map(move |c| (start + 4 * (c * whole_rows) as u64, (c..rows * width).step_by(step)))
-    }
-}
-
-impl<'a> RankFile<'a> {
-    fn open(dev: &'a dyn Device, path: &Path, write: bool) -> Result<RankFile<'a>> {
-        let file = OpenOptions::new().read(true).write(write).open(path);
-        let file = file.map_err(io("open", path))?;
-        // At full size from the start: growing would hold an old and a new buffer at once.
-        let (values, bytes) = (Vec::with_capacity(BUFFER), Vec::with_capacity(4 * BUFFER));
-        Ok(RankFile { dev, file, path: path.into(), values, bytes })
-    }
-
-    /// Name, shape and start of every tensor of the file.
-    fn tensors(&mut self) -> Result<BTreeMap<String, (TensorInfo, u64)>> {
-        let bad = |what: String| Error::Checkpoint { path: self.path.clone(), what };
-        let size = self.file.metadata().map_err(io("read", &self.path))?.len();
-        let mut length = [0; 8];
-        self.file.read_exact(&mut length).map_err(|_| bad("has no header".into()))?;
-        let length = u64::from_le_bytes(length);
-        if length > HEADER_BYTES_MAX || length + 8 > size {
-            return Err(bad(format!("a header of {length} bytes does not fit a file of {size}")));
+    let kinds = trainer.options().optimizer.state_names();
+    let params = trainer.params();
+    let mut mover = Mover::new(trainer.device());
+    let mut files = BTreeMap::new();
+    for (stem, tensors) in
+        [(WEIGHTS_STEM, plan::weights(params)), (STATES_STEM, plan::states(params, kinds))]
+    {
+        if tensors.is_empty() {
+            continue;
         }
-        let mut json = vec![0; length as usize];
-        self.file.read_exact(&mut json).map_err(io("read", &self.path))?;
-        let metadata: Metadata = serde_json::from_slice(&json)
-            .map_err(|e| bad(format!("its header is no safetensors header: {e}")))?;
-        let mut found = BTreeMap::new();
-        for (name, info) in metadata.tensors() {
-            let (start, end) = info.data_offsets;
-            let elements = info.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-            let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bitsize() / 8));
-            if bytes != end.checked_sub(start) || (end as u64) > size - 8 - length {
-                return Err(bad(format!("tensor {name} does not fit the file")));
-            }
-            found.insert(name, (info.clone(), 8 + length + start as u64));
+        let plan = Plan::new(stem, &tensors, saving.file_bytes_max as u64);
+        write(trainer, disk, &partial, "", &plan, &tensors, &mut mover)?;
+        files.extend(plan.files.iter().map(|file| (file.name.clone(), file.bytes)));
+        if let Some((name, content)) = plan.index.filter(|_| first) {
+            disk.write_file(&partial.join(&name), &content)?;
+            files.insert(name, content.len() as u64);
         }
-        Ok(found)
     }
-
-    /// Calls `f` for runs of rows of a piece that fit the buffer.
-    fn each_run(
-        &mut self,
-        param: &Param,
-        piece: &Piece,
-        start: u64,
-        f: &mut dyn FnMut(&mut Self, &Run) -> Result<()>,
-    ) -> Result<()> {
-        let (rows, width) = (piece.rows.len(), param.width);
-        let step = (BUFFER / width).max(1);
-        let transposed = (param.layout == Layout::Transposed).then_some(param.rows);
-        for at in (0..rows).step_by(step) {
-            let end = (at + step).min(rows);
-            let row = piece.rows.start + at;
-            let before = if transposed.is_some() { row } else { row * width };
-            let run = Run {
-                region: piece.weights.slice(at * width..end * width),
-                rows: end - at,
-                width,
-                start: start + 4 * before as u64,
-                transposed,
-            };
-            f(self, &run)?;
+    if first {
+        for (name, content) in saving.beside {
+            disk.write_file(&partial.join(name), content)?;
+            files.insert(name.clone(), content.len() as u64);
         }
-        Ok(())
+        let parameters = params.iter().map(|param| param.len() as u64).sum();
+        let saved_by = SavedBy {
+            rotifer: env!("CARGO_PKG_VERSION").to_owned(),
+            ranks: comm.world(),
+            strategy: trainer.options().strategy.name().to_owned(),
+        };
+        let state = progress.state(trainer.updates(), parameters, kinds, saved_by, files);
+        let mut text = serde_json::to_vec_pretty(&state).expect("a state is always JSON");
+        text.push(b'\n');
+        disk.write_file(&partial.join(STATE), &text)?;
+        steps::publish(disk, run, progress.step, saving.keep)?;
     }
-
-    fn store(&mut self, run: &Run) -> Result<()> {
-        self.values.resize(run.region.len(), 0.0);
-        self.dev.read_f32(run.region, &mut self.values);
-        for (at, places) in run.stretches() {
-            self.bytes.clear();
-            self.bytes.extend(places.flat_map(|i| self.values[i].to_le_bytes()));
-            self.file.write_all_at(&self.bytes, at).map_err(io("write", &self.path))?;
-        }
-        Ok(())
-    }
-
-    fn fetch(&mut self, run: &Run) -> Result<()> {
-        self.values.resize(run.region.len(), 0.0);
-        for (at, places) in run.stretches() {
-            self.bytes.resize(places.len() * 4, 0);
-            self.file.read_exact_at(&mut self.bytes, at).map_err(io("read", &self.path))?;
-            let (values, _) = self.bytes.as_chunks::<4>();
-            for (i, value) in places.zip(values) {
-                self.values[i] = f32::from_le_bytes(*value);
-            }
-        }
-        self.dev.write_f32(&self.values, run.region);
-        Ok(())
-    }
+    comm.barrier()?;
+    Ok(folder)
 }
 
-fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { action, path, source }
+/// Gives a trainer the weights, the optimiser state and the number of updates of a checkpoint: each
+/// rank reads its own bytes. Every rank calls this.
+///
+/// # Errors
+/// If a file is damaged, or its tensors are not the model's: the file and the tensor are named.
+pub fn restore<M: Model>(trainer: &mut Trainer<'_, M>, checkpoint: &Checkpoint) -> Result<()> {
+    let kinds = trainer.options().optimizer.state_names();
+    let state = checkpoint.state();
+    if state.optimizer != kinds {
+        let what = format!(
+            "has the optimiser state {:?}, but this run's optimiser keeps {kinds:?}",
+            state.optimizer
+        );
+        return Err(Error::Checkpoint { path: checkpoint.folder().join(STATE), what });
+    }
+    load(trainer, checkpoint.folder())?;
+    let tensors = plan::states(trainer.params(), kinds);
+    if !tensors.is_empty() {
+        let mut mover = Mover::new(trainer.device());
+        Files::open(checkpoint.folder(), STATES_STEM)?.fetch(&tensors, &mut mover)?;
+    }
+    trainer.set_updates(state.updates);
+    Ok(())
+}
+
+/// Writes the files of a plan, which are named with `suffix`: every rank its own bytes. When it
+/// returns, they are on disk on every rank's side.
+fn write<M: Model>(
+    trainer: &Trainer<'_, M>,
+    disk: &Disk,
+    folder: &Path,
+    suffix: &str,
+    plan: &Plan,
+    tensors: &[Stored<'_>],
+    mover: &mut Mover<'_>,
+) -> Result<()> {
+    let comm = trainer.comm();
+    let path = |file: usize| folder.join(format!("{}{suffix}", plan.files[file].name));
+    if comm.rank() == 0 {
+        for (number, file) in plan.files.iter().enumerate() {
+            let created = disk.create(&path(number), file.bytes)?;
+            disk.write(&created, &path(number), &file.header, 0)?;
+        }
+    }
+    comm.barrier()?;
+    let mut open: Option<(usize, PathBuf, File)> = None;
+    let mut round = 0;
+    for (tensor, (number, start)) in tensors.iter().zip(&plan.places) {
+        if open.as_ref().is_none_or(|(open, ..)| open != number) {
+            sync(disk, open.as_ref())?;
+            let path = path(*number);
+            let file =
+                OpenOptions::new().write(true).open(&path).map_err(io_error("open", &path))?;
+            open = Some((*number, path, file));
+        }
+        let Some((_, path, file)) = &open else { continue };
+        // All ranks have replicated parameters; one writes them.
+        if !tensor.param.replicated || comm.rank() == 0 {
+            mover.store(disk, (file, path), tensor, *start)?;
+        }
+        round += tensor.bytes();
+        if round >= ROUND_BYTES {
+            round = 0;
+            sync(disk, open.as_ref())?;
+            comm.barrier()?;
+        }
+    }
+    sync(disk, open.as_ref())?;
+    comm.barrier()?;
+    Ok(())
+}
+
+fn sync(disk: &Disk, open: Option<&(usize, PathBuf, File)>) -> Result<()> {
+    open.map_or(Ok(()), |(_, path, file)| disk.sync(file, path))
 }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::DEFAULT_FILE_BYTES_MAX;
 use crate::data::{self, ByteTokenizer, Dataset, Splits};
 use crate::optim::{LrSchedule, Shape};
 pub use error::{Error, Place};
@@ -37,6 +38,9 @@ pub struct Config {
     /// Who shares the work, and how.
     #[serde(default)]
     pub ranks: Ranks,
+    /// When to save, and what to keep.
+    #[serde(default)]
+    pub checkpoint: Checkpoint,
     /// A text to write after training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<Sample>,
@@ -375,6 +379,26 @@ pub enum Hop {
     HandOver,
     /// Its bytes do, as they would over a network.
     Copy,
+}
+
+/// `[checkpoint]`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Checkpoint {
+    /// Steps between two checkpoints; 0 for one at the end only.
+    pub every: u64,
+    /// Checkpoints that are kept, the newest ones; 0 for all. Default 3.
+    pub keep: usize,
+    /// Size of a file of tensors that is not exceeded unless a single tensor does, such as "5GB",
+    /// the default. More than one file has an index.
+    #[serde(deserialize_with = "parse::bytes")]
+    pub file_bytes_max: usize,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Checkpoint {
+        Checkpoint { every: 0, keep: 3, file_bytes_max: DEFAULT_FILE_BYTES_MAX }
+    }
 }
 
 /// `[sample]`.

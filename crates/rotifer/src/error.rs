@@ -144,6 +144,34 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A checkpoint of a run that this one does not continue.
+    #[error(
+        "{key} is {now}, but {} was trained with {saved}; set it to that, or train anew without \
+         --resume", folder.display()
+    )]
+    OtherRun {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The key, with its section.
+        key: String,
+        /// What the config says.
+        now: String,
+        /// What the checkpoint's config says.
+        saved: String,
+    },
+    /// A checkpoint that leaves nothing to do.
+    #[error(
+        "{} has {step} steps already, and train.steps is {steps}: raise it to train on",
+        folder.display()
+    )]
+    Finished {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Steps done.
+        step: u64,
+        /// Steps wanted.
+        steps: u64,
+    },
     /// A checkpoint that is damaged or belongs to another model.
     #[error("{}: {what}", path.display())]
     Checkpoint {

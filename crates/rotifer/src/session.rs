@@ -1,7 +1,8 @@
-//! A whole run: data, ranks, steps, evaluation, samples, weights. What the command line calls.
+//! A whole run: data, ranks, steps, evaluation, samples, checkpoints. What the command line calls.
 
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
+mod metrics;
+mod saving;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,13 +11,15 @@ use rotifer_device::{CpuDevice, Device, MemoryPlan, Profile};
 use rotifer_ring::{Comm, HopMode, launch};
 use serde::Serialize;
 
-use crate::checkpoint;
+use crate::checkpoint::{self, Checkpoint, DataFacts};
 use crate::config::Config;
 use crate::data::{ByteTokenizer, Dataset, Order, Splits, StreamDecoder};
 use crate::error::{Error, Result};
 use crate::generate::{self, Sampling};
 use crate::models::{Decoder, HfConfig, Model, gpt2};
 use crate::train::{self, Source, TrainOptions, Trainer};
+use metrics::Metrics;
+use saving::Start;
 
 /// What a run tells while it goes on. Called by rank 0 only.
 pub trait Observer: Sync {
@@ -142,6 +145,33 @@ pub fn train(
     stop: &AtomicBool,
     observer: &dyn Observer,
 ) -> Result<Summary> {
+    run(config, None, threads, stop, observer)
+}
+
+/// Goes on with a run from `from`, one of its checkpoints or its folder, whose newest is taken. It
+/// goes on in the same folder unless the config names another, which then gets a branch of it. With
+/// the same number of ranks the run is, bit for bit, the one that was never interrupted.
+///
+/// # Errors
+/// As [`train`]; if there is no checkpoint or it is damaged, if the config or the data are not those
+/// of its run, or if it has all the steps already.
+pub fn resume(
+    config: &Config,
+    from: &Path,
+    threads: usize,
+    stop: &AtomicBool,
+    observer: &dyn Observer,
+) -> Result<Summary> {
+    run(config, Some(Checkpoint::find(from)?), threads, stop, observer)
+}
+
+fn run(
+    config: &Config,
+    from: Option<Checkpoint>,
+    threads: usize,
+    stop: &AtomicBool,
+    observer: &dyn Observer,
+) -> Result<Summary> {
     require_threads(threads)?;
     let splits = config.open_data()?;
     let spec = config.gpt2();
@@ -149,13 +179,15 @@ pub fn train(
     let one_rank = train::plan(&mut gpt2(&spec), &Comm::alone(), &options)?;
     let tokenizer = splits.train.is_text().then_some("bytes");
     let end_of_text = splits.train.end_of_text().map(i32::cast_unsigned);
+    let data = DataFacts::of(&splits.train, options.seq);
     let run = Run {
+        start: Start::new(config, from, &data)?,
+        data,
         config,
         splits: &splits,
         options,
         one_rank,
         hf: HfConfig::of(&spec, tokenizer, end_of_text),
-        folder: claim_folder(config)?,
         observer,
         stop,
         threads,
@@ -167,7 +199,7 @@ pub fn train(
         Ok(mut summaries) => Ok(summaries.swap_remove(0)),
         Err(failure) => {
             // An empty folder would only be in the way of the next try.
-            let _ = std::fs::remove_dir(&run.folder);
+            let _ = std::fs::remove_dir(&run.start.folder);
             Err(failure.into())
         }
     }
@@ -179,7 +211,8 @@ struct Run<'a> {
     options: TrainOptions,
     one_rank: MemoryPlan,
     hf: HfConfig,
-    folder: PathBuf,
+    start: Start,
+    data: DataFacts,
     observer: &'a dyn Observer,
     stop: &'a AtomicBool,
     threads: usize,
@@ -189,6 +222,8 @@ struct Run<'a> {
 #[derive(Default)]
 struct Done {
     steps: u64,
+    /// Steps of the newest checkpoint.
+    saved: u64,
     stopped: bool,
     loss: f64,
     eval_loss: Option<f64>,
@@ -202,17 +237,21 @@ impl Run<'_> {
     fn rank(&self, dev: &dyn Device, comm: Comm, model: Decoder) -> Result<Summary> {
         let mut trainer = Trainer::new(dev, comm, model, self.options.clone())?;
         let first = trainer.comm().rank() == 0;
-        let mut metrics = if first { Some(Metrics::create(&self.folder)?) } else { None };
+        self.start.restore(&mut trainer)?;
+        let (folder, logged) = (&self.start.folder, self.start.logged());
+        let mut metrics = if first { Some(Metrics::open(folder, logged)?) } else { None };
         if first {
-            self.hf.write(&self.folder)?;
+            self.hf.write(folder)?;
             self.observer.started(&self.info(&trainer));
         }
-        let done = self.steps(&mut trainer, metrics.as_mut());
+        let mut done =
+            Done { steps: self.start.steps(), saved: self.start.logged(), ..Done::default() };
+        let ended = self.steps(&mut trainer, metrics.as_mut(), &mut done);
         // A loss that is not finite has changed no weight: what was learnt before it is kept.
-        if matches!(done, Ok(_) | Err(Error::NotFinite { .. })) {
-            checkpoint::save(&trainer, &self.folder)?;
+        if matches!(ended, Ok(()) | Err(Error::NotFinite { .. })) {
+            self.save_end(&trainer, done.steps, done.saved)?;
         }
-        let mut done = done?;
+        ended?;
         if !done.stopped {
             // Behind the saving, so that an impatient second Ctrl-C loses nothing.
             done.eval_loss = self.evaluate(&mut trainer, done.steps, metrics.as_mut())?;
@@ -229,7 +268,7 @@ impl Run<'_> {
             train_secs: done.secs,
             profile: done.profile,
             waited: done.waited,
-            folder: self.folder.clone(),
+            folder: self.start.folder.clone(),
         })
     }
 
@@ -237,13 +276,13 @@ impl Run<'_> {
         &self,
         trainer: &mut Trainer<'_, M>,
         mut metrics: Option<&mut Metrics>,
-    ) -> Result<Done> {
+        done: &mut Done,
+    ) -> Result<()> {
         let (train, seq) = (&self.config.train, self.options.seq);
         let windows = self.splits.train.num_windows(seq);
         let order = Order::new(windows, train.seed, self.config.data.shuffle);
         let source = Ordered { data: &self.splits.train, seq, order };
         let batch = self.options.batch as u64;
-        let mut done = Done::default();
         while done.steps < train.steps && !done.stopped {
             let begin = Instant::now();
             let before = (trainer.device().profile(), trainer.comm().traffic().exposed);
@@ -280,8 +319,13 @@ impl Run<'_> {
             if due && done.steps < train.steps && !done.stopped {
                 self.evaluate(trainer, done.steps, metrics.as_deref_mut())?;
             }
+            if self.save_due(done.steps) {
+                // Behind the evaluation, which would be missing if the run were killed in it.
+                self.save_step(trainer, done.steps)?;
+                done.saved = done.steps;
+            }
         }
-        Ok(done)
+        Ok(())
     }
 
     fn evaluate<M: Model>(
@@ -344,32 +388,6 @@ impl Run<'_> {
             step_tokens: (self.options.batch * self.options.seq) as u64,
             steps: self.config.train.steps,
         }
-    }
-}
-
-/// `metrics.jsonl`: one JSON object per line.
-struct Metrics {
-    file: BufWriter<File>,
-    path: PathBuf,
-}
-
-impl Metrics {
-    fn create(folder: &Path) -> Result<Metrics> {
-        let path = folder.join("metrics.jsonl");
-        let file = File::create(&path);
-        let file =
-            file.map_err(|source| Error::Io { action: "create", path: path.clone(), source })?;
-        Ok(Metrics { file: BufWriter::new(file), path })
-    }
-
-    /// Writes a line so that who follows the file sees it at once.
-    fn write(&mut self, line: &impl Serialize) -> Result<()> {
-        let written = serde_json::to_writer(&mut self.file, line)
-            .map_err(std::io::Error::from)
-            .and_then(|()| self.file.write_all(b"\n"))
-            .and_then(|()| self.file.flush());
-        let path = &self.path;
-        written.map_err(|source| Error::Io { action: "write", path: path.clone(), source })
     }
 }
 

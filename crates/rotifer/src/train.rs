@@ -4,6 +4,7 @@
 
 mod options;
 mod plan;
+mod resume;
 
 use rotifer_device::{Arena, Device, Dtype, MemoryPlan, Purpose, Region};
 use rotifer_ring::{Comm, schedule};

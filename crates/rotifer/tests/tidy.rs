@@ -144,7 +144,7 @@ fn every_file_that_the_architecture_names_exists() {
             }
             let place = if from_root { root().join(name) } else { folder.join(name) };
             // Files of a folder that the same line names first.
-            let nested = ["layers", "models", "strategy", "transport", "cpu"];
+            let nested = ["layers", "models", "strategy", "transport", "cpu", "checkpoint"];
             let found = place.exists() || nested.iter().any(|n| folder.join(n).join(name).exists());
             let tests = folder.join("..").join(name).exists();
             assert!(found || tests, "ARCHITECTURE.md names {name}, which does not exist");

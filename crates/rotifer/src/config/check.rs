@@ -38,6 +38,7 @@ impl Config {
             ("ranks.count", ranks.count as u64),
             ("ranks.travel_bytes_max", ranks.travel_bytes_max as u64),
             ("ranks.deadline_secs", ranks.deadline_secs),
+            ("checkpoint.file_bytes_max", self.checkpoint.file_bytes_max as u64),
             ("schedule.decay_steps", self.decay_steps()),
             ("data.train (number of entries)", data.train.len() as u64),
             ("sample.tokens", sample.as_ref().map_or(1, |s| s.tokens as u64)),

@@ -9,7 +9,9 @@ use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 use toml::de::{DeTable, ValueDeserializer};
 use toml::{Table, Value};
 
-use super::{Config, Data, Error, Model, Optimizer, Place, Ranks, Sample, Schedule, Train};
+use super::{
+    Checkpoint, Config, Data, Error, Model, Optimizer, Place, Ranks, Sample, Schedule, Train,
+};
 
 impl Config {
     /// Reads the config at `path`, applies `overrides`, and checks the whole.
@@ -151,6 +153,7 @@ fn keys_of(section: &str) -> &'static [&'static str] {
         "optimizer" => fields::<Optimizer>(),
         "schedule" => fields::<Schedule>(),
         "ranks" => fields::<Ranks>(),
+        "checkpoint" => fields::<Checkpoint>(),
         "sample" => fields::<Sample>(),
         _ => &[],
     }

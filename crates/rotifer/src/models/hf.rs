@@ -6,7 +6,7 @@ use rotifer_device::Activation;
 use serde::{Deserialize, Serialize};
 
 use super::gpt2::{Gpt2, LAYER_NORM_EPS};
-use crate::checkpoint::{CONFIG, WEIGHTS};
+use crate::checkpoint::{CONFIG, weights_bytes};
 use crate::error::{Error, Result};
 use crate::layers::{EmbeddingRoute, Hidden, Logits};
 
@@ -105,14 +105,19 @@ impl HfConfig {
         }
     }
 
+    /// The content of `config.json`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a plain struct is always JSON") + "\n"
+    }
+
     /// Writes `config.json` into a folder that exists.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).expect("a plain struct is always JSON");
         let path = folder.join(CONFIG);
-        std::fs::write(&path, text + "\n").map_err(|source| Error::Io {
+        std::fs::write(&path, self.text()).map_err(|source| Error::Io {
             action: "write",
             path,
             source,
@@ -144,11 +149,8 @@ impl HfConfig {
     /// # Errors
     /// If the weights are missing or too few, or a size is 0.
     pub fn require_weights(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(WEIGHTS);
-        let bytes = match std::fs::metadata(&path) {
-            Ok(file) => file.len() as f64,
-            Err(source) => return Err(Error::Io { action: "open", path, source }),
-        };
+        let (path, bytes) = weights_bytes(folder)?;
+        let bytes = bytes as f64;
         let mlp_width = self.n_inner.unwrap_or(self.n_embd.saturating_mul(4));
         let sizes = [self.vocab_size, self.n_positions, self.n_embd, self.n_layer, mlp_width];
         // Floats, as a product of sizes need not fit an integer.

@@ -33,9 +33,16 @@ impl Optimizer {
     /// Numbers kept per weight.
     #[must_use]
     pub fn states(&self) -> usize {
+        self.state_names().len()
+    }
+
+    /// What these are called in checkpoints: PyTorch's names.
+    #[must_use]
+    pub fn state_names(&self) -> &'static [&'static str] {
         match self {
-            Optimizer::AdamW { .. } => 2,
-            Optimizer::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
+            Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Sgd { momentum, .. } if *momentum != 0.0 => &["momentum_buffer"],
+            Optimizer::Sgd { .. } => &[],
         }
     }
 

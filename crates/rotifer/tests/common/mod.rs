@@ -2,6 +2,8 @@
 
 #![allow(dead_code, missing_docs, reason = "shared by test binaries that each use a part")]
 
+pub mod saves;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
