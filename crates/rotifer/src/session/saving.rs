@@ -94,8 +94,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Saves what a run ends with, after `steps` steps of which `saved` are saved: a checkpoint, and
-    /// the weights in the run's folder. Every rank calls this.
+    /// Saves what a run ends with, after `steps` steps of which `saved` are saved: a checkpoint,
+    /// and the weights in the run's folder. Every rank calls this.
     pub(super) fn save_end<M: Model>(
         &self,
         trainer: &Trainer<'_, M>,
