@@ -283,6 +283,9 @@ impl Run<'_> {
         let order = Order::new(windows, train.seed, self.config.data.shuffle);
         let source = Ordered { data: &self.splits.train, seq, order };
         let batch = self.options.batch as u64;
+        if self.start.owes_evaluation {
+            self.evaluate(trainer, done.steps, metrics.as_deref_mut())?;
+        }
         while done.steps < train.steps && !done.stopped {
             let begin = Instant::now();
             let before = (trainer.device().profile(), trainer.comm().traffic().exposed);

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+const METRICS: &str = "metrics.jsonl";
+
 /// The file of a run's metrics, which lines are appended to.
 pub(super) struct Metrics {
     file: io::BufWriter<File>,
@@ -17,13 +19,22 @@ pub(super) struct Metrics {
 #[derive(Deserialize)]
 struct AnyLine {
     step: u64,
+    eval_loss: Option<f64>,
+}
+
+/// Whether the metrics in `folder` have an evaluation after `step` steps.
+pub(super) fn is_evaluated(folder: &Path, step: u64) -> bool {
+    let Ok(file) = File::open(folder.join(METRICS)) else { return false };
+    let lines = BufReader::new(file).split(b'\n').map_while(io::Result::ok);
+    let known = lines.map_while(|line| serde_json::from_slice::<AnyLine>(&line).ok());
+    known.take_while(|line| line.step <= step).any(|l| l.step == step && l.eval_loss.is_some())
 }
 
 impl Metrics {
     /// A file in `folder` that goes on behind the lines of the first `steps` steps. What a run that
     /// was killed wrote after its last checkpoint is cut off: those steps will be done again.
     pub fn open(folder: &Path, steps: u64) -> Result<Metrics> {
-        let path = folder.join("metrics.jsonl");
+        let path = folder.join(METRICS);
         let open = || {
             let mut options = OpenOptions::new();
             let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::metrics::is_evaluated;
 use super::{Run, claim_folder};
 use crate::checkpoint::{self, Checkpoint, DataFacts, Disk, Progress, Saving};
 use crate::config::Config;
@@ -17,6 +18,8 @@ pub(super) struct Start {
     pub folder: PathBuf,
     /// Whether that is where the run it goes on from has written.
     pub same_folder: bool,
+    /// Whether the run was asked to stop after a step whose evaluation was due.
+    pub owes_evaluation: bool,
 }
 
 impl Start {
@@ -24,7 +27,8 @@ impl Start {
     /// checkpoint's run, unless the config names another, which then gets a branch of it.
     pub fn new(config: &Config, from: Option<Checkpoint>, data: &DataFacts) -> Result<Start> {
         let Some(from) = from else {
-            return Ok(Start { from: None, folder: claim_folder(config)?, same_folder: false });
+            let folder = claim_folder(config)?;
+            return Ok(Start { from: None, folder, same_folder: false, owes_evaluation: false });
         };
         from.require_same_run(config, data)?;
         let (step, steps) = (from.state().step, config.train.steps);
@@ -37,13 +41,14 @@ impl Start {
                 real(out.as_path()) == real(own)
             })
         });
-        match own.map(PathBuf::from) {
-            Some(folder) => Ok(Start { from: Some(from), folder, same_folder: true }),
-            None => {
-                let folder = claim_folder(config)?;
-                Ok(Start { from: Some(from), folder, same_folder: false })
-            }
-        }
+        let (folder, same_folder) = match own {
+            Some(own) => (own.to_owned(), true),
+            None => (claim_folder(config)?, false),
+        };
+        let every = config.train.eval_every;
+        let due = same_folder && every > 0 && step.is_multiple_of(every);
+        let owes_evaluation = due && !is_evaluated(&folder, step);
+        Ok(Start { from: Some(from), folder, same_folder, owes_evaluation })
     }
 
     /// Steps that are done before the run begins.
