@@ -153,7 +153,7 @@ pub fn train(
 /// the same number of ranks the run is, bit for bit, the one that was never interrupted.
 ///
 /// # Errors
-/// As [`train`]; if there is no checkpoint or it is damaged, if the config or the data are not
+/// As [`train()`]; if there is no checkpoint or it is damaged, if the config or the data are not
 /// those of its run, or if it has all the steps already.
 pub fn resume(
     config: &Config,
