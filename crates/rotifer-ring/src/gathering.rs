@@ -122,8 +122,8 @@ impl Gathering {
         &self.comm
     }
 
-    /// Gathers the weights of use `number` for a pass, and begins to gather those of the next. They
-    /// stay until the next but one is asked for.
+    /// Gathers the weights of use `number` for a pass, and with overlap begins to gather those of
+    /// the next. They stay until the next are asked for; with overlap, until the next but one.
     ///
     /// # Errors
     /// If a rank is silent, out of step or has failed.

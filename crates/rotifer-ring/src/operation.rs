@@ -12,7 +12,8 @@ pub(crate) enum Operation {
     /// `all = every rank's part`. `mine` is this rank's, compact; `None` if it is in `all` already.
     AllGather { parts: Parts, mine: Option<Region>, all: Region },
     /// `mine = sum of all ranks' part of all that is this rank's`, or `+=`. `mine` is compact and
-    /// outside of all; `None` if the sum replaces this rank's part of its own `all`.
+    /// outside of all, which keeps its contents; `None` if the sum replaces this rank's part of its
+    /// own `all`, of which the other parts then hold nothing of use.
     ReduceScatter { parts: Parts, all: Region, mine: Option<Region>, write: Write },
     /// `x = x of rank root`.
     Broadcast { root: usize, x: Region },

@@ -18,7 +18,7 @@ pub struct Bucket {
     /// This rank's gradients; in the end the sums.
     pub gradients: Region,
     /// If ranks share the optimiser's work: what of it is whose, and the weights. Then only this
-    /// rank's own part of the gradients becomes a sum.
+    /// rank's own part of the gradients becomes a sum; what the others become is of no use.
     pub shared: Option<(Parts, Region)>,
     /// How many contributions make the gradients complete in one backward pass.
     pub contributions: usize,
@@ -91,7 +91,7 @@ impl Replicas {
         }
     }
 
-    /// Waits until all gradients are sums over the ranks.
+    /// Waits until all gradients are sums over the ranks. To be called once after the last pass.
     ///
     /// # Errors
     /// If a rank is silent, out of step or has failed.
@@ -101,8 +101,8 @@ impl Replicas {
             self.comm.complete(dev, pending)?;
         }
         for (bucket, missing) in self.buckets.iter().zip(&state.missing) {
-            // Without overlap none is under way; with it, only those with no use in the model.
-            if !self.overlap || *missing > 0 {
+            // Begun during backward are those that became complete in a last pass with overlap.
+            if !self.overlap || !state.last || *missing > 0 {
                 self.comm.run(dev, subject(bucket, Pass::Backward), sum(bucket))?;
             }
         }

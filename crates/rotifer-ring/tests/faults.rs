@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use common::{PATIENT, on_ranks_within, options, regions, start, tag};
+use common::{PATIENT, failure, options, regions, start, tag};
 use rotifer_device::{CpuDevice, Device, Dtype};
 use rotifer_ring::launch::{self, Failure, Options};
 use rotifer_ring::schedule::Pass;
@@ -15,36 +15,12 @@ use rotifer_ring::{Comm, Error, HopMode, Lane, Result, Tag};
 /// Long enough for ranks to meet on a busy machine.
 const SHORT: Duration = Duration::from_millis(300);
 
-fn names() -> Vec<String> {
-    ["wte", "h.0.attn", "h.0.mlp"].map(String::from).to_vec()
-}
-
 /// One forward hop of four elements.
 fn hop(comm: &Comm, dev: &dyn Device, tag: Tag) -> Result<()> {
     let [send, spare] = regions(comm, dev, Dtype::F32, [4, 4])?;
     let into = (comm.hop_mode() == HopMode::Copy).then_some(spare);
     let hop = start(comm, dev, tag, send, 4, into)?;
     comm.finish(dev, hop).map(|_| ())
-}
-
-/// The first failure of a run that must fail: its rank and what it said.
-fn failure(
-    deadline: Duration,
-    world: usize,
-    mode: HopMode,
-    f: impl Fn(&Comm, &dyn Device) -> Result<()> + Sync,
-) -> (usize, String) {
-    let named = |comm: &Comm, dev: &dyn Device| {
-        comm.name_units(names());
-        f(comm, dev)
-    };
-    match on_ranks_within(deadline, world, mode, named) {
-        Err(Failure::Failed { rank, cause }) => {
-            assert!(!cause.is_consequence(), "{cause}");
-            (rank, cause.to_string())
-        }
-        other => panic!("{other:?}"),
-    }
 }
 
 const MLP: Tag = Tag { unit: 2, pass: Pass::Forward, step: 1, lane: Lane::Weights };

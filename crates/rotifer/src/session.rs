@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rotifer_device::{CpuDevice, Device, MemoryPlan, Profile};
-use rotifer_ring::{Comm, HopMode, launch};
+use rotifer_ring::{Comm, launch};
 use serde::Serialize;
 
 use crate::checkpoint::{self, Checkpoint, DataFacts};
@@ -40,7 +40,7 @@ pub struct RunInfo {
     pub ranks: usize,
     /// Threads of each.
     pub threads: usize,
-    /// How shards travel, in words.
+    /// What the ranks exchange, in words.
     pub form: &'static str,
     /// Elements of all parameters, each counted once.
     pub parameters: u64,
@@ -378,12 +378,7 @@ impl Run<'_> {
         RunInfo {
             ranks: trainer.comm().world(),
             threads: self.threads,
-            form: match (trainer.comm().world(), self.config.hop_mode(), self.options.overlap) {
-                (1, _, _) => "one rank",
-                (_, HopMode::HandOver, _) => "shards handed over",
-                (_, HopMode::Copy, true) => "shards copied through spares",
-                (_, HopMode::Copy, false) => "shards copied in place",
-            },
+            form: self.options.form(trainer.comm().world(), trainer.comm().hop_mode()),
             parameters: trainer.params().iter().map(|p| p.len() as u64).sum(),
             plan: *trainer.plan(),
             train_tokens: tokens(&self.splits.train),

@@ -14,6 +14,20 @@ use crate::optim::Optimizer;
 use crate::strategy::Strategy;
 use crate::train::TrainOptions;
 
+impl config::Strategy {
+    /// What is run: a single rank turns a ring of its own.
+    #[must_use]
+    pub const fn built(self) -> Strategy {
+        match self {
+            config::Strategy::Rtp | config::Strategy::Single => Strategy::Rtp,
+            config::Strategy::Ddp => Strategy::Ddp,
+            config::Strategy::Zero1 => Strategy::Zero1,
+            config::Strategy::Fsdp => Strategy::Fsdp,
+            config::Strategy::Tp => Strategy::Tp,
+        }
+    }
+}
+
 impl Config {
     /// The model.
     #[must_use]
@@ -58,13 +72,7 @@ impl Config {
         // The end of a run samples text, if there is a tokenizer to read it with.
         let samples = self.sample.is_some() && splits.train.is_text();
         TrainOptions {
-            strategy: match self.ranks.strategy {
-                config::Strategy::Rtp | config::Strategy::Single => Strategy::Rtp,
-                config::Strategy::Ddp => Strategy::Ddp,
-                config::Strategy::Zero1 => Strategy::Zero1,
-                config::Strategy::Fsdp => Strategy::Fsdp,
-                config::Strategy::Tp => Strategy::Tp,
-            },
+            strategy: self.ranks.strategy.built(),
             batch: self.train.batch,
             accumulation: self.train.accumulation,
             seq: self.seq(),

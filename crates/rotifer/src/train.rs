@@ -295,9 +295,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.sum_squares();
         self.count_loss_once();
         self.dev.write_f64(&[f64::from(u8::from(stop))], self.scalars.slice(STOP..STOP + 1));
-        self.comm().all_reduce(self.dev, self.scalars.first(REPLICATED_SQUARES))?;
+        self.comm().all_reduce(self.dev, self.scalars)?;
         let mut sums = [0.0; SCALARS];
         self.dev.read_f64(self.scalars, &mut sums);
+        // All ranks have these; their mean, so that no rank goes on where one has none.
+        sums[REPLICATED_SQUARES] /= self.comm().world() as f64;
         let report = StepReport {
             step: self.step,
             loss: sums[LOSS] / targets as f64,

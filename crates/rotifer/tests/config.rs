@@ -260,3 +260,48 @@ fn a_link_needs_hops_that_copy() {
     let link = config.link().expect("a link");
     assert_eq!((link.latency.as_nanos(), link.bytes_per_sec), (5_000, 1.25e9));
 }
+
+#[test]
+fn tensor_parallelism_needs_heads_that_divide_and_nothing_else() {
+    let tp = |ranks: &str, more: &[&str]| {
+        let mut sets = vec!["ranks.strategy=tp".to_owned(), format!("ranks.count={ranks}")];
+        sets.extend(more.iter().map(|&set| set.to_owned()));
+        Config::parse(LEAST, Path::new("some/tiny.toml"), &sets)
+    };
+    let says = tp("2", &[]).expect_err("3 heads on 2 ranks").to_string();
+    for part in ["model.heads = 3", "ranks.count = 2", "\"rtp\", which has no such limit"] {
+        assert!(says.contains(part), "{says}");
+    }
+    // All ranks see all rows: one is enough, and one slice has them all.
+    tp("3", &["train.batch=1"]).expect("a row for all ranks");
+    tp("3", &["train.accumulation=8"]).expect("micro-batches of the whole batch");
+    let says = tp("3", &["train.accumulation=9"]).expect_err("9 micro-batches").to_string();
+    assert!(says.contains("on 3 ranks is at most 8 rows each"), "{says}");
+    least(&["ranks.count=2"]);
+}
+
+#[test]
+fn settings_that_a_strategy_does_not_read_are_refused() {
+    for strategy in ["ddp", "zero1", "fsdp", "tp"] {
+        let set = format!("ranks.strategy={strategy}");
+        let named = format!("\"{strategy}\"");
+        refused(
+            &[&set, "model.embedding=rows"],
+            &["model.embedding = \"rows\"", &named, "\"auto\" or \"table\""],
+        );
+        refused(
+            &[&set, "ranks.travel_bytes_max=64KiB"],
+            &["ranks.travel_bytes_max is for ranks.strategy = \"rtp\"", &named],
+        );
+        let kept = [&set, "ranks.reshard_after_forward=false"];
+        if strategy == "fsdp" {
+            least(&kept);
+        } else {
+            refused(&kept, &["is for ranks.strategy = \"fsdp\" and means nothing to", &named]);
+        }
+        // What is set as it is anyway contradicts nothing.
+        least(&[&set, "ranks.travel_bytes_max=4MiB", "model.embedding=table"]);
+    }
+    refused(&["ranks.reshard_after_forward=false"], &["means nothing to \"rtp\""]);
+    least(&["model.embedding=rows", "ranks.travel_bytes_max=64KiB"]);
+}

@@ -12,8 +12,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{
-    ALL_HOPS, HAND_OVER, Hops, IN_PLACE, OVERLAPPED, Tokens, on_ranks, options, pieces, tiny,
-    try_on_ranks,
+    ALL_HOPS, DDP, FSDP, HAND_OVER, Hops, IN_PLACE, OTHERS, OVERLAPPED, TP, Tokens, ZERO1,
+    on_ranks, options, pieces, tiny, try_on_ranks,
 };
 use rotifer::build::Builder;
 use rotifer::layers::{Embedding, IdSource, LmHead, Mlp, MlpKind, NormLayer, Residual, Seq};
@@ -92,6 +92,10 @@ fn a_weight_that_is_no_number_changes_no_other() {
     for (ranks, rank) in [(1, 0), (2, 1), (4, 3), (7, 0)] {
         check(ranks, HAND_OVER, rank, f32::NAN);
     }
+    for hops in OTHERS {
+        // As many ranks as heads, under tensor parallelism.
+        check(if hops == TP { 5 } else { 3 }, hops, 1, f32::NAN);
+    }
 }
 
 #[test]
@@ -115,12 +119,37 @@ fn a_gradient_that_is_not_finite_changes_no_weight() {
     for (ranks, rank) in [(1, 0), (2, 0), (4, 1), (7, 6)] {
         check(ranks, HAND_OVER, rank, f32::INFINITY);
     }
+    for hops in OTHERS {
+        for (ranks, rank) in [(1, 0), (2, 1), (3, 2), (7, 4)] {
+            check(ranks, hops, rank, f32::NAN);
+        }
+    }
+}
+
+/// Under tensor parallelism nothing sums the gradients of replicated parameters: what is not finite
+/// in one rank's alone must keep the others from going on as well.
+#[test]
+fn a_replicated_gradient_that_is_not_finite_on_one_rank_stops_all() {
+    for rank in 0..3 {
+        let model = || {
+            let once = Cell::new(true);
+            first_is(move |cx, pass, dy| {
+                if pass == Pass::Backward && is_here(cx, rank) && once.take() {
+                    cx.dev.write_f32(&[f32::NAN], dy.slice(3..4));
+                }
+            })
+        };
+        for again in check_not_finite(3, TP, "gradient norm", model, |_| ()) {
+            assert!(again.expect("nothing of it is left").grad_norm.is_finite());
+        }
+    }
 }
 
 /// Changes `name` on one rank. All ranks must name it, and the first rank that differs from rank 0.
-fn check_diverged(ranks: usize, changed: usize, name: &str) {
-    let errors = on_ranks(ranks, HAND_OVER.mode, |comm, dev| {
-        let mut trainer = Trainer::new(dev, comm, gpt2(&tiny()), options())?;
+fn check_diverged(ranks: usize, hops: Hops, changed: usize, name: &str) {
+    let options = hops.with(&options());
+    let errors = on_ranks(ranks, hops.mode, |comm, dev| {
+        let mut trainer = Trainer::new(dev, comm, gpt2(&tiny()), options.clone())?;
         trainer.step(&tokens(), 0, false)?;
         if trainer.comm().rank() == changed {
             let param = trainer.params().iter().find(|p| p.name == name).expect("a parameter");
@@ -140,11 +169,16 @@ fn check_diverged(ranks: usize, changed: usize, name: &str) {
 
 #[test]
 fn a_replicated_parameter_that_differs_is_named() {
-    check_diverged(2, 1, "transformer.h.1.ln_2.bias");
-    check_diverged(3, 2, "transformer.ln_f.weight");
-    check_diverged(4, 1, "transformer.h.0.mlp.c_proj.bias");
+    check_diverged(2, HAND_OVER, 1, "transformer.h.1.ln_2.bias");
+    check_diverged(3, HAND_OVER, 2, "transformer.ln_f.weight");
+    check_diverged(4, HAND_OVER, 1, "transformer.h.0.mlp.c_proj.bias");
     // Rank 0 is what the others are compared with.
-    check_diverged(7, 0, "transformer.h.0.ln_1.weight");
+    check_diverged(7, HAND_OVER, 0, "transformer.h.0.ln_1.weight");
+    for hops in OTHERS {
+        check_diverged(if hops == TP { 5 } else { 3 }, hops, 2, "transformer.h.0.ln_1.weight");
+    }
+    // Here every parameter is on all ranks.
+    check_diverged(3, DDP, 1, "transformer.h.1.mlp.c_fc.weight");
 }
 
 /// Trains for two steps, then `end` takes over on rank 1 while the others go on.
@@ -172,8 +206,9 @@ fn fails(
 
 #[test]
 fn an_error_of_one_rank_ends_all_and_comes_first() {
-    for hops in ALL_HOPS {
-        for ranks in [2, 3, 4, 7] {
+    for hops in ALL_HOPS.into_iter().chain(OTHERS) {
+        let worlds = if hops == TP { &[5][..] } else { &[2, 3, 4, 7] };
+        for &ranks in worlds {
             let planted = |_: &mut Trainer<'_, _>| Err(Error::Shape { what: "planted".into() });
             let failure = fails(ranks, hops, planted);
             assert_eq!(failure.to_string(), "rank 1: planted", "{ranks} ranks, {hops:?}");
@@ -198,7 +233,9 @@ impl Source for Bomb {
 
 #[test]
 fn a_panic_of_one_rank_ends_all_and_comes_first() {
-    for (ranks, hops) in [(2, HAND_OVER), (3, OVERLAPPED), (4, IN_PLACE), (7, HAND_OVER)] {
+    let rotated = [(2, HAND_OVER), (3, OVERLAPPED), (4, IN_PLACE), (7, HAND_OVER)];
+    let others = OTHERS.map(|hops| (if hops == TP { 5 } else { 3 }, hops));
+    for (ranks, hops) in rotated.into_iter().chain(others) {
         let failure = fails(ranks, hops, |trainer| trainer.step(&Bomb(14), 14, false).map(|_| ()));
         let Failure::Panicked { rank: 1, message } = &failure else { panic!("{failure}") };
         assert!(message.contains("cannot be read"), "{message}");
@@ -268,6 +305,17 @@ fn one_mlp(before: impl Fn(&Context<'_>, Pass, Region) + 'static) -> Decoder {
     Decoder::new(vec![embedding], body, norm("ln_f"), head)
 }
 
+/// A decoder whose first layer is a norm, with `before` to happen before it: behind its gradient
+/// only the table's is computed.
+fn first_is(before: impl Fn(&Context<'_>, Pass, Region) + 'static) -> Decoder {
+    let (vocab_size, width) = (tiny().vocab_size, 40);
+    let norm = |name: &str| NormLayer::new(name, width, Norm::Layer { eps: 1e-5 });
+    let embedding = Embedding::new("wte", vocab_size, width, 0.02, IdSource::Tokens);
+    let head = LmHead::new("lm_head", vocab_size, width, 0.02);
+    let body = Seq::new().then(Meddled { layer: norm("ln_0"), before });
+    Decoder::new(vec![embedding], body, norm("ln_f"), head)
+}
+
 /// Rank 1 stops before the MLP of the second step, in one pass, until another has noticed. Of two
 /// ranks the other one says where it waits; of four, whichever is first names rank 1 all the same,
 /// though its own neighbour may be another.
@@ -323,4 +371,22 @@ fn a_rank_that_is_silent_in_backward_is_named_with_unit_and_step() {
     }
     // Through spares the head's gradient is still on its way: rank 1 has not taken rank 0's part.
     check_silent(Pass::Backward, OVERLAPPED, "unit lm_head, backward step 1/2, gradients");
+}
+
+/// Where there is no ring, all ranks meet in the collective of a unit.
+#[test]
+fn a_rank_that_is_silent_in_a_collective_is_named_with_its_unit() {
+    let silent = |pass, hops, place: &str| {
+        for ranks in [2, 4] {
+            check_silent_among(ranks, pass, hops, place);
+        }
+    };
+    silent(Pass::Forward, FSDP, "unit h.0.mlp, forward all-gather, ");
+    // Its weights are there since forward; what is waited for is the gradient before.
+    silent(Pass::Backward, FSDP, "unit lm_head, backward reduce-scatter, ");
+    silent(Pass::Forward, TP, "unit h.0.mlp, forward all-reduce, ");
+    silent(Pass::Backward, TP, "unit h.0.mlp, backward all-reduce, ");
+    // Before the last bucket is complete nothing has to be waited for.
+    silent(Pass::Backward, DDP, "unit wte, backward all-reduce, ");
+    silent(Pass::Backward, ZERO1, "unit lm_head, backward reduce-scatter, ");
 }

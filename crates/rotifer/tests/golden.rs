@@ -8,7 +8,9 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use common::{HAND_OVER, Hops, OVERLAPPED, assemble, assert_close, on_ranks, options, pieces};
+use common::{
+    HAND_OVER, Hops, OTHERS, OVERLAPPED, TP, assemble, assert_close, on_ranks, options, pieces,
+};
 use rotifer::checkpoint;
 use rotifer::layers::{EmbeddingRoute, Hidden, Logits};
 use rotifer::models::{Gpt2, gpt2};
@@ -155,7 +157,7 @@ fn all_logits(
     case: &Case,
 ) -> rotifer::Result<Vec<(usize, Vec<f32>)>> {
     let rows: Vec<Vec<i32>> = (0..ROWS as u64).map(|r| case.row("inputs", r).collect()).collect();
-    let mine = rotifer_ring::schedule::part(ROWS, trainer.comm().world(), trainer.comm().rank());
+    let mine = trainer.prompts_of_rank(ROWS);
     let mut found = Vec::new();
     let mut out = Vec::new();
     for len in 1..=SEQ {
@@ -184,6 +186,18 @@ fn a_tied_gpt2_is_pytorchs() {
     for hops in [HAND_OVER, OVERLAPPED] {
         for ranks in [1, 3] {
             check("tied", &spec(1, true, Activation::GeluTanh), ranks, hops);
+        }
+    }
+}
+
+#[test]
+fn every_other_strategy_is_pytorchs() {
+    for tied in [false, true] {
+        let (case, layers) = if tied { ("tied", 1) } else { ("untied", 2) };
+        for hops in OTHERS {
+            // As many ranks as heads, under tensor parallelism; and ranks that have no part in 5.
+            let ranks = if hops == TP { 5 } else { 3 };
+            check(case, &spec(layers, tied, Activation::GeluTanh), ranks, hops);
         }
     }
 }

@@ -9,7 +9,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use common::{
-    ALL_HOPS, HAND_OVER, Hops, Tokens, WORLDS, assemble, assert_close, on_ranks, options, pieces,
+    ALL_HOPS, DATA_PARALLEL, HAND_OVER, Hops, TP, TP_BLOCKING, Tokens, WORLDS, assemble,
+    assert_close, on_ranks, options, pieces, try_on_ranks,
 };
 use rotifer::build::Builder;
 use rotifer::layers::{
@@ -115,7 +116,8 @@ fn outcome(
         let mut trainer = Trainer::new(dev, comm, Probe::new(make()), probe_options(hops))?;
         trainer.accumulate(&SOURCE, 0, false)?;
         let mut parts = pieces(dev, trainer.params(), |p| p.gradients);
-        let rows = rotifer_ring::schedule::part(ROWS, ranks, rank);
+        let slices = hops.strategy.num_slices(ranks);
+        let rows = rotifer_ring::schedule::part(ROWS, slices, hops.strategy.slice(rank));
         let probe = trainer.model();
         for (name, which, width) in [("y", Y, probe.width_out), ("dx", DX, WIDTH)] {
             let values = read(dev, probe.regions[which].first(rows.len() * SEQ * width));
@@ -126,20 +128,39 @@ fn outcome(
     assemble(per_rank)
 }
 
-/// See `assert_same_run` for the size of the tolerance; a single layer has fewer sums in a row.
 fn check(what: &str, make: &(dyn Fn() -> Box<dyn Layer> + Sync)) {
     let want = outcome(1, HAND_OVER, make);
-    for hops in ALL_HOPS {
-        for ranks in WORLDS {
-            let got = outcome(ranks, hops, make);
-            assert_eq!(got.len(), want.len());
-            for (name, want) in &want {
-                let label = format!("{what}, {ranks} ranks, {hops:?}: {name}");
-                assert_close(&label, &got[name], want, 3e-6, 1e-6);
-            }
-        }
+    for hops in ALL_HOPS.into_iter().chain(DATA_PARALLEL) {
+        compare(what, hops, &WORLDS, make, &want);
     }
     finite_differences(what, make);
+}
+
+/// As [`check`], and under tensor parallelism in these worlds as well.
+fn check_paired(what: &str, worlds: &[usize], make: &(dyn Fn() -> Box<dyn Layer> + Sync)) {
+    check(what, make);
+    let want = outcome(1, HAND_OVER, make);
+    for hops in [TP, TP_BLOCKING] {
+        compare(what, hops, worlds, make, &want);
+    }
+}
+
+/// See `assert_same_run` for the size of the tolerance; a single layer has fewer sums in a row.
+fn compare(
+    what: &str,
+    hops: Hops,
+    worlds: &[usize],
+    make: &(dyn Fn() -> Box<dyn Layer> + Sync),
+    want: &BTreeMap<String, Vec<f32>>,
+) {
+    for &ranks in worlds {
+        let got = outcome(ranks, hops, make);
+        assert_eq!(got.len(), want.len());
+        for (name, want) in want {
+            let label = format!("{what}, {ranks} ranks, {hops:?}: {name}");
+            assert_close(&label, &got[name], want, 3e-6, 1e-6);
+        }
+    }
 }
 
 /// The derivative of `sum of y dy` along a random direction of x, and of all weights at once.
@@ -209,7 +230,7 @@ fn mlp_matches_one_rank() {
             MlpKind::Plain(Activation::GeluErf),
             MlpKind::Gated(Activation::Silu),
         ] {
-            check(&format!("{kind:?}, {hidden:?}"), &|| {
+            check_paired(&format!("{kind:?}, {hidden:?}"), &WORLDS, &|| {
                 let mlp = Mlp::new("m", WIDTH, 101, kind).hidden(hidden).init_std(0.15, 0.15);
                 Box::new(mlp.driven())
             });
@@ -220,7 +241,9 @@ fn mlp_matches_one_rank() {
 #[test]
 fn attention_matches_one_rank() {
     for (heads, kv_heads, rotary_theta) in [(5, 5, None), (6, 2, Some(10_000.0)), (3, 1, None)] {
-        check(&format!("{heads} heads, {kv_heads} kv heads"), &|| {
+        // Whole heads of both kinds.
+        let worlds = if kv_heads == 1 { vec![1] } else { vec![1, kv_heads] };
+        check_paired(&format!("{heads} heads, {kv_heads} kv heads"), &worlds, &|| {
             let spec = AttentionSpec { heads, kv_heads, head_dim: 8, rotary_theta };
             let qkv = linear("qkv", WIDTH, (heads + 2 * kv_heads) * 8);
             Box::new(SelfAttention::new("a", spec, qkv, linear("out", heads * 8, WIDTH)))
@@ -261,6 +284,38 @@ fn layers_that_share_a_unit_match_one_rank() {
         let shared = || linear("shared", WIDTH, WIDTH).driven();
         Box::new(Seq::new().then(shared()).then(shared()).then(shared()))
     });
+}
+
+/// An MLP with fewer hidden columns than ranks: some have no shard, and still add their share.
+#[test]
+fn ranks_without_a_shard_add_nothing() {
+    for hidden in [Hidden::Saved, Hidden::Recomputed] {
+        check_paired(&format!("2 hidden columns, {hidden:?}"), &WORLDS, &|| {
+            let mlp = Mlp::new("m", WIDTH, 2, MlpKind::Gated(Activation::Silu)).hidden(hidden);
+            Box::new(mlp.init_std(0.15, 0.15).driven())
+        });
+    }
+}
+
+/// What tensor parallelism cannot cut is refused with what to do instead.
+#[test]
+fn tensor_parallelism_refuses_what_it_cannot_cut() {
+    let refused = |ranks, make: &(dyn Fn() -> Box<dyn Layer> + Sync)| {
+        let failed = try_on_ranks(ranks, TP.mode, |comm, dev| {
+            Trainer::new(dev, comm, Probe::new(make()), probe_options(TP)).map(|_| ())
+        });
+        failed.expect_err("refused").to_string()
+    };
+    let text = refused(2, &|| Box::new(linear("alone", WIDTH, 8).driven()));
+    assert!(text.contains("alone: tp cuts linear layers in pairs only"), "{text}");
+    let attention = || -> Box<dyn Layer> {
+        let spec = AttentionSpec { heads: 6, kv_heads: 2, head_dim: 8, rotary_theta: None };
+        Box::new(SelfAttention::new("a", spec, linear("q", WIDTH, 80), linear("o", 48, WIDTH)))
+    };
+    let text = refused(3, &attention);
+    let says = "6 query and 2 key/value heads do not divide by 3 ranks; take another number of \
+                ranks, or rtp, which has no such limit";
+    assert!(text.contains(says), "{text}");
 }
 
 #[test]

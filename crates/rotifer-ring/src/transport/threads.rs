@@ -385,11 +385,16 @@ impl Threads {
     }
 
     fn reduce_in_place(&self, dev: &dyn Device, parts: &Parts, all: Region, round: u64) {
-        // Of every `all`, the part of one rank is touched by that rank alone.
-        for rank in (0..self.world.ranks).filter(|rank| *rank != self.rank) {
-            let theirs = self.brought(round, rank);
-            for (whole, _) in parts.segments(self.rank).filter(|(whole, _)| !whole.is_empty()) {
-                dev.add(theirs.slice(whole.clone()), all.slice(whole));
+        // Of every `all`, the part of one rank is touched by that rank alone; so it may sum in rank
+        // 0's memory, and the order is that of ranks, as for every other sum.
+        let sum = self.brought(round, 0);
+        for (whole, _) in parts.segments(self.rank).filter(|(whole, _)| !whole.is_empty()) {
+            let sum = sum.slice(whole.clone());
+            for rank in 1..self.world.ranks {
+                dev.add(self.brought(round, rank).slice(whole.clone()), sum);
+            }
+            if self.rank != 0 {
+                dev.copy(sum, all.slice(whole));
             }
         }
     }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, missing_docs, reason = "shared by test binaries that each use a part")]
 
+pub mod uses;
+
 use std::time::Duration;
 
 use rotifer_device::{Arena, CpuDevice, Device, Dtype, Purpose, Region};
@@ -89,4 +91,42 @@ pub fn start(
     // SAFETY: tests write to a region before they hand it on and, in hand-over mode, leave it alone
     // until the ranks have met again.
     unsafe { comm.start(dev, tag, send, expect, into) }
+}
+
+/// Worlds that faults have hidden in: none, even, odd, more than two, more than shards divide by.
+pub const WORLDS: [usize; 5] = [1, 2, 3, 4, 7];
+
+/// The values of [`noise`] of `len` elements, as they are kept.
+pub fn noise_f32(rank: usize, len: usize) -> Vec<f32> {
+    (0..len).map(|i| noise(rank, i) as f32).collect()
+}
+
+/// Sums over the ranks of what `of` says that each has, in the order of ranks.
+pub fn sum_of(world: usize, of: impl Fn(usize) -> Vec<f32>) -> Vec<f32> {
+    let add = |mut sum: Vec<f32>, rank| {
+        sum.iter_mut().zip(of(rank)).for_each(|(s, x)| *s += x);
+        sum
+    };
+    (1..world).fold(of(0), add)
+}
+
+/// The first failure of a run that must fail, which nothing else may have caused: its rank, and
+/// what it said. Units are called `wte`, `h.0.attn` and `h.0.mlp`.
+pub fn failure(
+    deadline: Duration,
+    world: usize,
+    mode: HopMode,
+    f: impl Fn(&Comm, &dyn Device) -> Result<()> + Sync,
+) -> (usize, String) {
+    let named = |comm: &Comm, dev: &dyn Device| {
+        comm.name_units(["wte", "h.0.attn", "h.0.mlp"].map(String::from).to_vec());
+        f(comm, dev)
+    };
+    match on_ranks_within(deadline, world, mode, named) {
+        Err(launch::Failure::Failed { rank, cause }) => {
+            assert!(!cause.is_consequence(), "{cause}");
+            (rank, cause.to_string())
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Error;
-use crate::config::{Config, Hop, Strategy, nearest};
+use crate::config::{Config, Hop, Ranks, Strategy, nearest};
 
 /// A strategy, and how shards move where that is a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -105,8 +105,8 @@ impl Variant {
     }
 
     /// The config with this strategy on `ranks` ranks. On a simulated link shards are always
-    /// copied; a text that the config would have written after training is left out, with the
-    /// memory that it takes.
+    /// copied; settings that another strategy reads are left out, and so is a text that the config
+    /// would have written after training, with the memory that it takes.
     #[must_use]
     pub fn config(self, base: &Config, ranks: usize) -> Config {
         let mut config = base.clone();
@@ -129,6 +129,9 @@ impl Variant {
             Variant::Fsdp | Variant::FsdpKeep => Strategy::Fsdp,
             Variant::Tp => Strategy::Tp,
         };
+        if chosen.strategy != Strategy::Rtp {
+            chosen.travel_bytes_max = Ranks::default().travel_bytes_max;
+        }
         config
     }
 }

@@ -1,7 +1,8 @@
 //! Checks of a config that is complete: ranges of single values, then what must fit together.
 
-use super::{Config, Error, Hop, ScheduleKind, Strategy};
+use super::{Config, Embedding, Error, Hop, Ranks, ScheduleKind, Strategy};
 use crate::layers::HEAD_DIM_MAX;
+use crate::strategy;
 
 /// A bound of a single value; NaN is within none.
 fn check(key: &'static str, value: f64, inside: bool, allowed: &'static str) -> Result<(), Error> {
@@ -118,12 +119,39 @@ impl Config {
         Ok(())
     }
 
+    /// Checks what only some strategies can do, and refuses settings that the chosen one would not
+    /// read.
+    fn check_strategy(&self) -> Result<(), Error> {
+        let (heads, ranks, strategy) = (self.model.heads, self.ranks.count, self.ranks.strategy);
+        if strategy == Strategy::Tp && !heads.is_multiple_of(ranks) {
+            return Err(Error::HeadsDoNotDivideRanks { heads, ranks });
+        }
+        let strategy = strategy.built();
+        let rotates = strategy == strategy::Strategy::Rtp;
+        if self.model.embedding == Embedding::Rows && !rotates {
+            return Err(Error::RowsOnlyRotate { strategy });
+        }
+        let (ranks, usual) = (&self.ranks, Ranks::default());
+        if ranks.travel_bytes_max != usual.travel_bytes_max && !rotates {
+            let (key, reader) = ("ranks.travel_bytes_max", strategy::Strategy::Rtp);
+            return Err(Error::NotRead { key, strategy, reader });
+        }
+        let reader = strategy::Strategy::Fsdp;
+        if ranks.reshard_after_forward != usual.reshard_after_forward && strategy != reader {
+            return Err(Error::NotRead { key: "ranks.reshard_after_forward", strategy, reader });
+        }
+        Ok(())
+    }
+
     fn check_run(&self) -> Result<(), Error> {
         let (ranks, batch) = (self.ranks.count, self.train.batch);
         if self.ranks.strategy == Strategy::Single && ranks != 1 {
             return Err(Error::SingleWithRanks { ranks });
         }
-        if ranks > batch {
+        self.check_strategy()?;
+        // Under tensor parallelism every rank sees all rows.
+        let slices = self.ranks.strategy.built().num_slices(ranks);
+        if slices > batch {
             return Err(Error::RanksExceedBatch { ranks, batch });
         }
         let ranks_config = &self.ranks;
@@ -132,8 +160,9 @@ impl Config {
             return Err(Error::LinkWithoutCopies);
         }
         let accumulation = self.train.accumulation;
-        if accumulation > batch.div_ceil(ranks) {
-            return Err(Error::AccumulationExceedsRows { batch, ranks, accumulation });
+        let rows = batch.div_ceil(slices);
+        if accumulation > rows {
+            return Err(Error::AccumulationExceedsRows { batch, ranks, rows, accumulation });
         }
         let (warmup_steps, steps) = (self.schedule.warmup_steps, self.train.steps);
         let is_wsd = self.schedule.kind == ScheduleKind::Wsd;

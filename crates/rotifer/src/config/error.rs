@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::strategy::Strategy;
+
 /// Where a key stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -163,17 +165,52 @@ pub enum Error {
     },
     /// Micro-batches without a row.
     #[error(
-        "train.batch = {batch} on {ranks} ranks is at most {} rows each, too few for \
-         train.accumulation = {accumulation} micro-batches: lower it or raise the batch",
-        batch.div_ceil(*ranks)
+        "train.batch = {batch} on {ranks} ranks is at most {rows} rows each, too few for \
+         train.accumulation = {accumulation} micro-batches: lower it or raise the batch"
     )]
     AccumulationExceedsRows {
         /// Rows of the global batch.
         batch: usize,
         /// Number of ranks.
         ranks: usize,
+        /// Most rows that a rank sees.
+        rows: usize,
         /// Number of micro-batches.
         accumulation: usize,
+    },
+    /// Under tensor parallelism, heads that cannot be shared evenly.
+    #[error(
+        "ranks.strategy = \"tp\" gives whole heads to each rank, but model.heads = {heads} \
+         does not divide by ranks.count = {ranks}: take another number of ranks, or \"rtp\", which has no \
+         such limit"
+    )]
+    HeadsDoNotDivideRanks {
+        /// Number of heads.
+        heads: usize,
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// Tokens that should tour the ranks where there is no ring.
+    #[error(
+        "model.embedding = \"rows\" lets tokens tour the ring, which ranks.strategy = \
+         \"{strategy}\" does not have: take \"auto\" or \"table\", or strategy = \"rtp\""
+    )]
+    RowsOnlyRotate {
+        /// The strategy.
+        strategy: Strategy,
+    },
+    /// A setting that the strategy would not read.
+    #[error(
+        "{key} is for ranks.strategy = \"{reader}\" and means nothing to \"{strategy}\": leave it \
+         out, or take strategy = \"{reader}\""
+    )]
+    NotRead {
+        /// The key, with its section.
+        key: &'static str,
+        /// The strategy.
+        strategy: Strategy,
+        /// The strategy that reads it.
+        reader: Strategy,
     },
     /// More than one rank that is alone.
     #[error(

@@ -2,7 +2,7 @@
 
 use rotifer_device::{Mat, Region, Write};
 use rotifer_ring::schedule::{Pass, part};
-use rotifer_ring::{Ring, Tour};
+use rotifer_ring::{Ring, Subject, Tour};
 
 use crate::build::{Builder, Tensor, Unit, UnitSpec};
 use crate::error::{Error, Result};
@@ -212,7 +212,8 @@ pub fn embed(cx: &Context<'_>, tables: &[Embedding], y: Region) -> Result<()> {
         table.forward(cx, y, if set { Write::Set } else { Write::Add })?;
     }
     if let Some((stationary, y)) = cut {
-        stationary.comm().all_reduce(cx.dev, y)?;
+        let subject = Subject { unit: first.unit().number(), pass: Pass::Forward };
+        stationary.comm().all_reduce_beside(cx.dev, Some(subject), y, || ())?;
     }
     Ok(())
 }

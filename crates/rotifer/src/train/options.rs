@@ -1,5 +1,7 @@
 //! What a run decides beside the model and the data.
 
+use rotifer_ring::HopMode;
+
 use crate::build::BuildOptions;
 use crate::error::{Error, Result};
 use crate::layer::Slices;
@@ -65,6 +67,26 @@ impl TrainOptions {
             logits_rows: 1,
             verify_replicated: false,
             train: false,
+        }
+    }
+
+    /// What `world` ranks exchange, in words. A rotating shard moves by `hop_mode`.
+    #[must_use]
+    pub const fn form(&self, world: usize, hop_mode: HopMode) -> &'static str {
+        if world == 1 {
+            return "one rank";
+        }
+        match (self.strategy, hop_mode, self.overlap) {
+            (Strategy::Rtp, HopMode::HandOver, _) => "rtp: shards handed over",
+            (Strategy::Rtp, HopMode::Copy, true) => "rtp: shards copied through spares",
+            (Strategy::Rtp, HopMode::Copy, false) => "rtp: shards copied in place",
+            (Strategy::Ddp, ..) => "ddp: gradients all-reduced",
+            (Strategy::Zero1, ..) => "zero1: gradients reduce-scattered, weights all-gathered",
+            (Strategy::Fsdp, ..) if self.reshard_after_forward => {
+                "fsdp: units gathered in forward and in backward"
+            }
+            (Strategy::Fsdp, ..) => "fsdp: units gathered in forward and kept",
+            (Strategy::Tp, ..) => "tp: activations all-reduced",
         }
     }
 

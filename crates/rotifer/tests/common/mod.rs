@@ -65,6 +65,23 @@ pub const DATA_PARALLEL: [Hops; 8] = [
 pub const TP: Hops = Hops::of(Strategy::Tp, true);
 pub const TP_BLOCKING: Hops = Hops::of(Strategy::Tp, false);
 
+/// One of each strategy beside rtp, with overlap.
+pub const OTHERS: [Hops; 5] = [DDP, ZERO1, FSDP, FSDP_KEPT, TP];
+
+impl Hops {
+    /// Of [`WORLDS`], those that share `heads` heads as this strategy needs; under tensor
+    /// parallelism also the world of one head each.
+    pub fn worlds(self, heads: usize) -> Vec<usize> {
+        if self.strategy != Strategy::Tp {
+            return WORLDS.into();
+        }
+        let mut worlds: Vec<usize> = WORLDS.into_iter().chain([heads]).collect();
+        worlds.retain(|ranks| heads.is_multiple_of(*ranks));
+        worlds.dedup();
+        worlds
+    }
+}
+
 /// Worlds that faults have hidden in: none, even, odd, more than two, more than shards divide by.
 pub const WORLDS: [usize; 5] = [1, 2, 3, 4, 7];
 
