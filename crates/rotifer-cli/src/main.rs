@@ -2,6 +2,7 @@
 //! library.
 
 mod bench;
+mod launcher;
 mod progress;
 mod table;
 
@@ -85,7 +86,12 @@ struct GenerateArgs {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(apart) = launcher::check() {
+        eprintln!("error: {apart}");
+        return ExitCode::FAILURE;
+    }
+    let result = match command {
         Command::Train(args) => train(&args),
         Command::Generate(args) => generate(args),
         Command::Bench(args) => bench::run(&args),

@@ -8,7 +8,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::Place;
+use common::{Place, Ran};
 
 /// Refuses `tiny.toml` with each of these overrides.
 fn check(place: &Place, cases: &[(&str, &[&str])]) {
@@ -249,5 +249,20 @@ fn descriptions_that_are_none() {
         let place = trained();
         replace(&place.path("model/config.json"), from.as_bytes(), to.as_bytes());
         place.refuses(&["generate", "model", "--prompt", "The", "--ranks", "2"], parts);
+    }
+}
+
+#[test]
+fn one_of_several_processes_without_a_transport() {
+    let place = Place::new();
+    for variable in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"] {
+        let before = place.listing();
+        let mut command = place.command(&["train", "tiny.toml"]);
+        let ran: Ran = command.env(variable, "4").output().expect("the command starts").into();
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{variable}: {}", ran.stderr);
+        for part in ["error: ", "started 4 processes of rotifer", "--ranks 4"] {
+            assert!(ran.stderr.contains(part), "{variable}: no {part:?} in {}", ran.stderr);
+        }
+        assert_eq!(place.listing(), before, "{variable}: leaves nothing behind");
     }
 }
