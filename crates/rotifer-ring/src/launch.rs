@@ -161,9 +161,9 @@ pub fn threads<T: Send, E: Display + Send>(
     }
 }
 
-/// Rank `rank` of a world whose ranks all do the same at the same time, without the others: whatever
-/// it waits for arrives when what it sent itself would have, over the slowest link. Stands for a
-/// world of any size where time is simulated and no data exists; hops are copies.
+/// Rank `rank` of a world whose ranks all do the same at the same time, without the others:
+/// whatever it waits for arrives when what it sent itself would have, over the slowest link. Stands
+/// for a world of any size where time is simulated and no data exists; hops are copies.
 ///
 /// # Panics
 /// If the options do not simulate a network, hand over, or have no such rank.
