@@ -32,9 +32,10 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::clock::Recorder;
 use crate::{
-    Activation, AdamW, Attention, Device, Dtype, KernelKind, Mat, Memory, Norm, OutOfMemory,
-    Profile, Region, Rotary, Sgd, Stream, Write,
+    Activation, AdamW, Attention, Clock, Device, Dtype, KernelKind, KernelSpan, Mat, Memory, Norm,
+    OutOfMemory, Profile, Region, Rotary, Sgd, Stream, Write,
 };
 use attention::{Call, Shape};
 use team::Team;
@@ -55,6 +56,7 @@ pub struct CpuDevice {
     team: Team,
     memories: RefCell<Vec<Arc<Memory>>>,
     spent: [Cell<Duration>; KernelKind::ALL.len()],
+    recorder: Recorder,
 }
 
 impl CpuDevice {
@@ -71,6 +73,7 @@ impl CpuDevice {
             team: Team { arch: pulp::Arch::new(), threads },
             memories: RefCell::new(Vec::new()),
             spent: Default::default(),
+            recorder: Recorder::default(),
         }
     }
 
@@ -128,8 +131,10 @@ impl CpuDevice {
     fn timed(&self, kind: KernelKind, kernel: impl FnOnce(Team)) {
         let start = Instant::now();
         kernel(self.team);
-        let spent = &self.spent[kind as usize];
-        spent.set(spent.get() + start.elapsed());
+        let spent = start.elapsed();
+        let sum = &self.spent[kind as usize];
+        sum.set(sum.get() + spent);
+        self.recorder.ended(kind, spent);
     }
 
     /// Address of a region that must hold `len` elements of type `dtype`.
@@ -246,6 +251,14 @@ impl Device for CpuDevice {
 
     fn profile(&self) -> Profile {
         std::array::from_fn(|kind| self.spent[kind].get())
+    }
+
+    fn record(&self, clock: &Clock) {
+        self.recorder.start(clock);
+    }
+
+    fn take_spans(&self) -> Vec<KernelSpan> {
+        self.recorder.take()
     }
 
     fn fill(&self, x: Region, value: f32) {

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Memory, OutOfMemory, Region};
+use crate::{Clock, KernelSpan, Memory, OutOfMemory, Region};
 
 /// Whether a kernel replaces what its output holds or adds to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +252,12 @@ pub trait Device {
 
     /// Time per kind of kernel so far.
     fn profile(&self) -> Profile;
+
+    /// From now on keeps when each kernel ran, by `clock`, which takes memory as it goes.
+    fn record(&self, clock: &Clock);
+
+    /// What has been recorded since the last call.
+    fn take_spans(&self) -> Vec<KernelSpan>;
 
     // ---- moving data ----
 

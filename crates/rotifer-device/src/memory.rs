@@ -16,7 +16,8 @@ const BLOCK_ALIGN: usize = 4096;
 #[derive(Debug)]
 pub struct Memory {
     id: u32,
-    ptr: NonNull<u8>,
+    /// `None` if there are no bytes behind it.
+    ptr: Option<NonNull<u8>>,
     bytes: usize,
 }
 
@@ -34,8 +35,6 @@ impl Memory {
     /// # Errors
     /// If the system does not have it.
     pub fn host(bytes: usize) -> Result<Memory, OutOfMemory> {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        assert!(id < u32::MAX, "more than 2^32 memory blocks in one process");
         let layout = layout(bytes).ok_or(OutOfMemory { bytes })?;
         let ptr = if bytes == 0 {
             NonNull::dangling()
@@ -44,7 +43,12 @@ impl Memory {
             let ptr = unsafe { alloc_zeroed(layout) };
             NonNull::new(ptr).ok_or(OutOfMemory { bytes })?
         };
-        Ok(Memory { id, ptr, bytes })
+        Ok(Memory { id: next_id(), ptr: Some(ptr), bytes })
+    }
+
+    /// A block of that size in name only, for a device that touches no bytes.
+    pub(crate) fn nominal(bytes: usize) -> Memory {
+        Memory { id: next_id(), ptr: None, bytes }
     }
 
     /// The number by which regions name this block.
@@ -59,18 +63,27 @@ impl Memory {
         self.bytes
     }
 
+    /// # Panics
+    /// If the block is one in name only.
     pub(crate) const fn ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
+        self.ptr.expect("memory with bytes").as_ptr()
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(layout) = layout(self.bytes).filter(|_| self.bytes > 0) {
+        let layout = layout(self.bytes).filter(|_| self.bytes > 0);
+        if let (Some(layout), Some(ptr)) = (layout, self.ptr) {
             // SAFETY: allocated in `host` with this very layout, and freed once, here.
-            unsafe { dealloc(self.ptr.as_ptr(), layout) }
+            unsafe { dealloc(ptr.as_ptr(), layout) }
         }
     }
+}
+
+fn next_id() -> u32 {
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    assert!(id < u32::MAX, "more than 2^32 memory blocks in one process");
+    id
 }
 
 /// `None` for more bytes than an address space has.

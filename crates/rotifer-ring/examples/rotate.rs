@@ -16,7 +16,12 @@ const ROWS: usize = 10; // Nothing need divide.
 fn main() {
     // Copy, as a network would; HandOver moves handles instead.
     let deadline = Duration::from_secs(5);
-    let options = launch::Options { ranks: RANKS, hop_mode: HopMode::Copy, deadline, link: None };
+    let options = launch::Options {
+        ranks: RANKS,
+        hop_mode: HopMode::Copy,
+        deadline,
+        ..launch::Options::new(RANKS)
+    };
     let reports = launch::threads(&options, |comm| {
         let dev = &CpuDevice::new(1);
         let cut = Cut::new(ROWS, RANKS, usize::MAX);

@@ -1,15 +1,15 @@
 //! One rank's end of a transport.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rotifer_device::{Device, Memory, Region, Write};
+use rotifer_device::{Clock, Device, Memory, Region, Write};
 
 use crate::operation::Operation;
 use crate::schedule::Pass;
 use crate::transport::threads::{Threads, World};
 use crate::transport::{Header, Transport};
-use crate::{Parts, Result, Subject, launch};
+use crate::{Collective, Parts, Result, Subject, launch};
 
 /// How a hop moves a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +50,31 @@ pub struct Hop {
     /// What must arrive.
     expected: Header,
     into: Option<Region>,
+    begun: Duration,
+}
+
+/// A hop or a collective of one rank, by its [`Comm::clock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it was.
+    pub kind: MessageKind,
+    /// When this rank started it.
+    pub begin: Duration,
+    /// From when on the rank waited for it, or did its share.
+    pub waited: Duration,
+    /// When it was complete.
+    pub end: Duration,
+    /// Bytes that arrived (of a collective, that this rank sent, by the [`Traffic`]'s measure).
+    pub bytes: u64,
+}
+
+/// What a message was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    /// A hop.
+    Hop(Tag),
+    /// A collective, and what it was for.
+    Collective(Collective, Option<Subject>),
 }
 
 /// What a rank has communicated so far.
@@ -81,7 +106,7 @@ pub(crate) struct Pending {
     pub subject: Option<Subject>,
     pub operation: Operation,
     /// From when on this rank is ready for it.
-    pub begun: Instant,
+    pub begun: Duration,
 }
 
 /// One rank's end of a transport. Clones are the same end; only one thread may use it at a time, as
@@ -108,6 +133,7 @@ pub struct Comm(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     transport: Box<dyn Transport>,
+    clock: Clock,
     /// A lock rather than a cell, as a rank may run on a thread of its device's pool. Nobody else
     /// wants it.
     state: Mutex<State>,
@@ -117,6 +143,8 @@ struct Inner {
 struct State {
     traffic: Traffic,
     units: Vec<String>,
+    /// Since when it was asked for.
+    messages: Option<Vec<Message>>,
 }
 
 impl Comm {
@@ -124,11 +152,35 @@ impl Comm {
     #[must_use]
     pub fn alone() -> Comm {
         let world = World::new(&launch::Options::new(1));
-        Comm::new(Box::new(Threads::new(Arc::new(world), 0)))
+        let clock = world.clock();
+        Comm::new(Box::new(Threads::new(Arc::new(world), 0, clock.clone())), clock)
     }
 
-    pub(crate) fn new(transport: Box<dyn Transport>) -> Comm {
-        Comm(Arc::new(Inner { transport, state: Mutex::default() }))
+    pub(crate) fn new(transport: Box<dyn Transport>, clock: Clock) -> Comm {
+        Comm(Arc::new(Inner { transport, clock, state: Mutex::default() }))
+    }
+
+    /// This rank's time. All ranks count from the same moment.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// From now on keeps each hop and collective, which takes memory as it goes.
+    pub fn record(&self) {
+        self.state().messages = Some(Vec::new());
+    }
+
+    /// What has been recorded since the last call.
+    #[must_use]
+    pub fn take_messages(&self) -> Vec<Message> {
+        self.state().messages.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The name of a unit, as [`name_units`](Comm::name_units) gave it.
+    #[must_use]
+    pub fn unit_name(&self, unit: u32) -> Option<String> {
+        self.state().units.get(unit as usize).cloned()
     }
 
     /// Which rank this is, from 0.
@@ -211,7 +263,7 @@ impl Comm {
         };
         self.0.transport.start(dev, header, send).map_err(|e| self.named(e))?;
         let expected = Header { bytes: expect * send.dtype().bytes(), ..header };
-        Ok(Hop { expected, into })
+        Ok(Hop { expected, into, begun: self.clock().now() })
     }
 
     /// Waits until the neighbour's region is here and, in [`HopMode::Copy`], ours has been taken.
@@ -223,7 +275,11 @@ impl Comm {
     /// If the neighbour is silent, has ended or has failed; if what it sent carries another tag,
     /// number or size; or if any rank has failed.
     pub fn finish(&self, dev: &dyn Device, hop: Hop) -> Result<Region> {
-        self.exposed(|t| t.finish(dev, hop.expected, hop.into))
+        let waited = self.clock().now();
+        let arrived = self.exposed(|t| t.finish(dev, hop.expected, hop.into))?;
+        let bytes = hop.expected.bytes as u64;
+        self.keep(MessageKind::Hop(hop.expected.tag), hop.begun, waited, bytes);
+        Ok(arrived)
     }
 
     /// `x = sum of all ranks' x`, `F32` or `F64`. Each element is summed in the order of ranks,
@@ -310,14 +366,17 @@ impl Comm {
     /// ranks may only be read, and what it writes must be left alone. Collectives complete in the
     /// order in which they began.
     pub(crate) fn begin(&self, subject: Option<Subject>, operation: Operation) -> Pending {
-        Pending { subject, operation, begun: Instant::now() }
+        Pending { subject, operation, begun: self.clock().now() }
     }
 
     /// Waits for a collective that was begun.
     pub(crate) fn complete(&self, dev: &dyn Device, pending: Pending) -> Result<()> {
+        let waited = self.clock().now();
         self.exposed(|t| t.collective(dev, &pending))?;
-        let (_, bytes) = pending.operation.as_ring(self.world());
-        self.state().traffic.collectives_bytes += bytes as u64;
+        let bytes = pending.operation.on_link(self.world()).1 as u64;
+        self.state().traffic.collectives_bytes += bytes;
+        let kind = MessageKind::Collective(pending.operation.kind(), pending.subject);
+        self.keep(kind, pending.begun, waited, bytes);
         Ok(())
     }
 
@@ -342,10 +401,18 @@ impl Comm {
     }
 
     fn exposed<T>(&self, run: impl FnOnce(&dyn Transport) -> Result<T>) -> Result<T> {
-        let begin = Instant::now();
+        let begin = self.clock().now();
         let result = run(&*self.0.transport);
-        self.state().traffic.exposed += begin.elapsed();
+        self.state().traffic.exposed += self.clock().now() - begin;
         result.map_err(|e| self.named(e))
+    }
+
+    /// Records a message that has just ended.
+    fn keep(&self, kind: MessageKind, begin: Duration, waited: Duration, bytes: u64) {
+        if let Some(messages) = &mut self.state().messages {
+            let end = self.clock().now();
+            messages.push(Message { kind, begin, waited, end, bytes });
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

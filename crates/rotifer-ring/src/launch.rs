@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rotifer_device::Clock;
+
+use crate::transport::alike::Alike;
 use crate::transport::threads::{Threads, World};
 use crate::{Comm, HopMode};
 
@@ -33,6 +36,30 @@ pub struct Options {
     /// The link that hops in [`HopMode::Copy`] and collectives (as rings) seem to go over; `None`
     /// for this machine's memory. What is handed over takes no link.
     pub link: Option<Link>,
+    /// If time is simulated as well: how, beside what the ranks' devices say. `None` for real time.
+    pub simulation: Option<Simulation>,
+}
+
+/// What the ranks' messages cost where time is simulated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Simulation {
+    /// From handing a message over, or from the last rank's coming to a meeting, until whoever
+    /// waits for it goes on: what ranks of one machine pay where no link is in between.
+    pub wake: Duration,
+    /// Whether ranks copy and add what they receive themselves, as threads of one process do, and
+    /// so take their devices' time. If not, a network does.
+    pub ranks_copy: bool,
+    /// Ranks that are near each other, if not all are: [`Options::link`] is within a node.
+    pub nodes: Option<Nodes>,
+}
+
+/// Ranks by node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nodes {
+    /// Consecutive ranks that share a node.
+    pub ranks: usize,
+    /// The link between a rank and one on another node.
+    pub between: Link,
 }
 
 impl Options {
@@ -40,7 +67,20 @@ impl Options {
     #[must_use]
     pub const fn new(ranks: usize) -> Options {
         let deadline = Duration::from_secs(30);
-        Options { ranks, hop_mode: HopMode::HandOver, deadline, link: None }
+        Options { ranks, hop_mode: HopMode::HandOver, deadline, link: None, simulation: None }
+    }
+
+    /// The link that messages from `from` to `to` go over.
+    pub(crate) fn link_of(&self, from: usize, to: usize) -> Option<Link> {
+        match self.simulation.and_then(|s| s.nodes) {
+            Some(nodes) if from / nodes.ranks != to / nodes.ranks => Some(nodes.between),
+            _ => self.link,
+        }
+    }
+
+    /// The slowest link of the ring, which a collective of all ranks waits for.
+    pub(crate) fn slowest_link(&self) -> Option<Link> {
+        self.link_of(0, self.ranks - 1)
     }
 }
 
@@ -121,12 +161,29 @@ pub fn threads<T: Send, E: Display + Send>(
     }
 }
 
+/// Rank `rank` of a world whose ranks all do the same at the same time, without the others:
+/// whatever it waits for arrives when what it sent itself would have, over the slowest link. Stands
+/// for a world of any size where time is simulated and no data exists; hops are copies.
+///
+/// # Panics
+/// If the options do not simulate a network, hand over, or have no such rank.
+#[must_use]
+pub fn alike(rank: usize, options: &Options) -> Comm {
+    assert!(rank < options.ranks, "rank {rank} of {}", options.ranks);
+    let network = options.simulation.is_some_and(|s| !s.ranks_copy);
+    assert!(network, "ranks are alike where a network is simulated");
+    assert!(options.hop_mode == HopMode::Copy, "a rank alone has nobody's memory to be handed");
+    let clock = Clock::simulated();
+    Comm::new(Box::new(Alike::new(*options, rank, clock.clone())), clock)
+}
+
 fn run_rank<T, E: Display>(
     world: &Arc<World>,
     rank: usize,
     run: impl Fn(Comm) -> Result<T, E>,
 ) -> Result<T, Failure<E>> {
-    let comm = Comm::new(Box::new(Threads::new(world.clone(), rank)));
+    let clock = world.clock();
+    let comm = Comm::new(Box::new(Threads::new(world.clone(), rank, clock.clone())), clock);
     // Unwinding can break nothing of `run` that anyone sees: the whole run fails.
     match catch_unwind(AssertUnwindSafe(|| run(comm))) {
         Ok(Ok(value)) => {

@@ -16,7 +16,7 @@ mod ring;
 pub mod schedule;
 mod transport;
 
-pub use comm::{Comm, Hop, HopMode, Lane, Tag, Traffic};
+pub use comm::{Comm, Hop, HopMode, Lane, Message, MessageKind, Tag, Traffic};
 pub use error::{Collective, Error, Place, Result, Subject};
 pub use gathering::{Gather, Gathering, Spares};
 pub use parts::Parts;

@@ -48,17 +48,18 @@ impl Operation {
         }
     }
 
-    /// Messages that a rank sends one after the other, and their bytes in all, if this runs as a
-    /// ring of `world` ranks.
-    pub fn as_ring(&self, world: usize) -> (u32, usize) {
+    /// What a rank sends if this is done with the fewest bytes: messages that wait for each other,
+    /// and the bytes of all. The bytes are those of a ring; the messages are as many as a tree or
+    /// recursive halving needs, which large worlds use for that reason.
+    pub fn on_link(&self, world: usize) -> (u32, usize) {
         let others = world - 1;
-        let (rounds, bytes) = match self {
-            Operation::AllReduce { x } => (2 * others, 2 * others * x.bytes() / world),
+        let depth = usize::BITS - others.leading_zeros();
+        match self {
+            Operation::AllReduce { x } => (2 * depth, 2 * others * x.bytes() / world),
             Operation::AllGather { all, .. } | Operation::ReduceScatter { all, .. } => {
-                (others, others * all.bytes() / world)
+                (depth, others * all.bytes() / world)
             }
-            Operation::Broadcast { x, .. } => (others, others * x.bytes() / world),
-        };
-        (u32::try_from(rounds).expect("fewer than 2^31 ranks"), bytes)
+            Operation::Broadcast { x, .. } => (depth, others * x.bytes() / world),
+        }
     }
 }

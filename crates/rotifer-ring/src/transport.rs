@@ -1,5 +1,7 @@
 //! The ways in which ranks reach each other, one file each.
 
+pub(crate) mod alike;
+mod line;
 pub(crate) mod mailbox;
 pub(crate) mod threads;
 

@@ -15,7 +15,7 @@ use rotifer::optim::{LrSchedule, Optimizer};
 use rotifer::strategy::Strategy;
 use rotifer::train::{Source, TrainOptions, Trainer};
 use rotifer_device::{Activation, CpuDevice, Norm, Purpose};
-use rotifer_ring::{HopMode, launch};
+use rotifer_ring::launch;
 
 const VOCAB: usize = 101;
 
@@ -77,7 +77,7 @@ fn main() {
     };
     let deadline = Duration::from_secs(30);
     for ranks in [1, 4] {
-        let options = launch::Options { ranks, hop_mode: HopMode::HandOver, deadline, link: None };
+        let options = launch::Options { deadline, ..launch::Options::new(ranks) };
         let results = launch::threads(&options, |comm| {
             CpuDevice::run(1, |dev| {
                 let mut trainer = Trainer::new(dev, comm, model(), train.clone())?;

@@ -112,6 +112,7 @@ impl Config {
             hop_mode: self.hop_mode(),
             deadline: Duration::from_secs(self.ranks.deadline_secs),
             link: self.link(),
+            simulation: None,
         }
     }
 

@@ -336,7 +336,7 @@ fn check_silent_among(ranks: usize, silent_in: Pass, hops: Hops, place: &str) {
             }
         }
     };
-    let launched = launch::Options { ranks, hop_mode: hops.mode, deadline, link: None };
+    let launched = launch::Options { hop_mode: hops.mode, deadline, ..launch::Options::new(ranks) };
     // One group per unit: the first hop of the unit, that of its step 0, is the one to miss.
     let options = TrainOptions { travel_bytes_max: 1 << 20, ..hops.with(&options()) };
     let failure = launch::threads(&launched, |comm| {

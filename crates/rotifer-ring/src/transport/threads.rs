@@ -8,16 +8,16 @@
 //! deadline; so nothing here hangs.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use rotifer_device::{Device, Dtype, Lent, Memory, Region, Write};
+use rotifer_device::{Clock, Device, Dtype, Lent, Memory, Region, Write};
 
+use super::line::Line;
 use super::mailbox::{Interrupt, Office};
 use super::{Header, Transport};
 use crate::comm::Pending;
 use crate::error::{Collective, Place};
-use crate::launch::Link;
+use crate::launch::Simulation;
 use crate::operation::Operation;
 use crate::schedule::Pass;
 use crate::{Error, HopMode, Parts, Result, Subject, launch, schedule};
@@ -27,7 +27,7 @@ struct Message {
     header: Header,
     region: Lent,
     /// When it was sent: where a simulated link begins to count.
-    sent: Instant,
+    sent: Duration,
 }
 
 /// What a rank brings to a collective.
@@ -37,17 +37,18 @@ struct Post {
     subject: Option<Subject>,
     region: Lent,
     /// From when on this rank's side of a simulated link is free for it.
-    ready: Instant,
+    ready: Duration,
+    /// When this rank came.
+    now: Duration,
 }
 
 /// What the ranks of one process share.
 #[derive(Debug)]
 pub(crate) struct World {
     office: Office<Message, Post>,
-    ranks: usize,
-    hop_mode: HopMode,
-    deadline: Duration,
-    link: Option<Link>,
+    options: launch::Options,
+    /// When real time begins to count.
+    origin: Instant,
     /// Every memory a rank has shared. Kept until the last rank is gone: a rank that fails leaves
     /// at once, while others may be reading its memory.
     memories: Mutex<Vec<Arc<Memory>>>,
@@ -59,12 +60,18 @@ impl World {
     pub fn new(options: &launch::Options) -> World {
         World {
             office: Office::new(options.ranks),
-            ranks: options.ranks,
-            hop_mode: options.hop_mode,
-            deadline: options.deadline,
-            link: options.link,
+            options: *options,
+            origin: Instant::now(),
             memories: Mutex::default(),
             failure: OnceLock::new(),
+        }
+    }
+
+    /// A clock for one rank.
+    pub fn clock(&self) -> Clock {
+        match self.options.simulation {
+            Some(_) => Clock::simulated(),
+            None => Clock::wall(self.origin),
         }
     }
 
@@ -90,66 +97,61 @@ impl World {
 pub(crate) struct Threads {
     world: Arc<World>,
     rank: usize,
+    clock: Clock,
     line: Mutex<Line>,
 }
 
-/// The simulated link to one rank.
-#[derive(Debug, Default)]
-struct Line {
-    /// Per pass, until when it carries what was sent before. Collectives run as rings and share the
-    /// direction of forward hops.
-    busy: [Option<Instant>; 2],
-    hidden: Duration,
-    exposed: Duration,
-}
-
-impl Line {
-    /// Lets a message of `bytes` that was sent at `sent` go over the link, in `rounds` messages
-    /// that wait for each other. Returns how long it still is under way `now`.
-    fn carry(
-        &mut self,
-        link: Link,
-        pass: Pass,
-        (rounds, bytes): (u32, usize),
-        sent: Instant,
-        now: Instant,
-    ) -> Duration {
-        let busy = &mut self.busy[pass as usize];
-        let begin = busy.map_or(sent, |until| until.max(sent));
-        let end = begin + Duration::from_secs_f64(bytes as f64 / link.bytes_per_sec);
-        *busy = Some(end);
-        let arrival = end + link.latency * rounds;
-        let left = arrival.saturating_duration_since(now);
-        let exposed = left.min(arrival - begin);
-        self.exposed += exposed;
-        self.hidden += arrival - begin - exposed;
-        left
-    }
-}
-
 impl Threads {
-    pub const fn new(world: Arc<World>, rank: usize) -> Threads {
-        let line = Line { busy: [None; 2], hidden: Duration::ZERO, exposed: Duration::ZERO };
-        Threads { world, rank, line: Mutex::new(line) }
+    pub fn new(world: Arc<World>, rank: usize, clock: Clock) -> Threads {
+        Threads { world, rank, clock, line: Mutex::default() }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the simulated link, if there is one, has delivered what was sent at `sent`:
-    /// messages of one pass share it one after the other. It takes no processor, so what a rank
-    /// computes meanwhile hides it, as with a network.
-    fn deliver(&self, pass: Pass, size: (u32, usize), sent: Instant) {
-        if let Some(link) = self.world.link {
-            let left = self.line().carry(link, pass, size, sent, Instant::now());
-            thread::sleep(left);
+    fn ranks(&self) -> usize {
+        self.world.options.ranks
+    }
+
+    fn deadline(&self) -> Duration {
+        self.world.options.deadline
+    }
+
+    fn simulation(&self) -> Option<Simulation> {
+        self.world.options.simulation
+    }
+
+    /// Whether copies and sums are this rank's own work.
+    fn copies(&self) -> bool {
+        self.simulation().is_none_or(|simulation| simulation.ranks_copy)
+    }
+
+    /// Waits until the simulated link, if there is one, has delivered what `from` sent at `sent`
+    /// (`None`: what all ranks sent each other): messages of one pass share it one after the other.
+    /// It takes no processor, so what a rank computes meanwhile hides it, as with a network.
+    fn deliver(&self, from: Option<usize>, pass: Pass, size: (u32, usize), sent: Duration) {
+        let options = &self.world.options;
+        let link = match from {
+            Some(from) => options.link_of(from, self.rank),
+            None => options.slowest_link(),
+        };
+        if let Some(link) = link {
+            let arrival = self.line().carry(link, pass, size, sent, self.clock.now());
+            self.clock.wait_until(arrival);
+        }
+    }
+
+    /// Simulated time: whoever waits goes on when it has been woken.
+    fn woken_by(&self, event: Duration) {
+        if let Some(simulation) = self.simulation() {
+            self.clock.wait_until(event + simulation.wake);
         }
     }
 
     fn error(&self, interrupt: Interrupt, at: Place) -> Error {
         match interrupt {
-            Interrupt::Silent(ranks) => Error::Silent { ranks, at, after: self.world.deadline },
+            Interrupt::Silent(ranks) => Error::Silent { ranks, at, after: self.deadline() },
             Interrupt::Ended(rank) => Error::Ended { rank, at },
             Interrupt::Stopped => {
                 let (rank, cause) = self.world.failure.get().expect("set before waits are ended");
@@ -159,7 +161,7 @@ impl Threads {
     }
 
     fn check(&self, from: usize, expected: Header, got: Header) -> Result<()> {
-        let place = |header: Header| header.place(self.world.ranks);
+        let place = |header: Header| header.place(self.ranks());
         if (got.sequence, got.tag) != (expected.sequence, expected.tag) {
             return Err(Error::Mismatch {
                 rank: from,
@@ -186,9 +188,9 @@ impl Threads {
             sequence: round,
         };
         office
-            .all_here(self.rank, round, self.world.deadline)
+            .all_here(self.rank, round, self.deadline())
             .map_err(|interrupt| self.error(interrupt, place(post)))?;
-        for rank in 0..self.world.ranks {
+        for rank in 0..self.ranks() {
             let theirs = office.post(round, rank);
             if (theirs.collective, theirs.subject) != (post.collective, post.subject) {
                 return Err(Error::Mismatch {
@@ -201,6 +203,10 @@ impl Threads {
             if got != expected {
                 return Err(Error::Size { rank, at: place(post), expected, got });
             }
+        }
+        if self.copies() || matches!(post.collective, Collective::Barrier | Collective::Share) {
+            let last = (0..self.ranks()).map(|rank| office.post(round, rank).now).max();
+            self.woken_by(last.unwrap_or(post.now));
         }
         Ok(round)
     }
@@ -221,11 +227,11 @@ impl Transport for Threads {
     }
 
     fn world(&self) -> usize {
-        self.world.ranks
+        self.ranks()
     }
 
     fn hop_mode(&self) -> HopMode {
-        self.world.hop_mode
+        self.world.options.hop_mode
     }
 
     fn share(&self, dev: &dyn Device, memory: &Arc<Memory>) -> Result<()> {
@@ -238,51 +244,58 @@ impl Transport for Threads {
 
     fn start(&self, _dev: &dyn Device, header: Header, send: Region) -> Result<()> {
         let world = &self.world;
-        let to = header.tag.pass.to(self.rank, world.ranks);
-        let message = Message { header, region: send.lend(), sent: Instant::now() };
+        let to = header.tag.pass.to(self.rank, world.options.ranks);
+        let message = Message { header, region: send.lend(), sent: self.clock.now() };
         world
             .office
-            .send(self.rank, to, header.channel(), message, world.deadline)
-            .map_err(|interrupt| self.error(interrupt, header.place(world.ranks)))
+            .send(self.rank, to, header.channel(), message, world.options.deadline)
+            .map_err(|interrupt| self.error(interrupt, header.place(world.options.ranks)))
     }
 
     fn finish(&self, dev: &dyn Device, expected: Header, into: Option<Region>) -> Result<Region> {
         let Threads { world, rank, .. } = self;
         let (channel, pass) = (expected.channel(), expected.tag.pass);
-        let (from, to) = (pass.from(*rank, world.ranks), pass.to(*rank, world.ranks));
-        let error = |interrupt| self.error(interrupt, expected.place(world.ranks));
+        let (from, to) =
+            (pass.from(*rank, world.options.ranks), pass.to(*rank, world.options.ranks));
+        let error = |interrupt| self.error(interrupt, expected.place(world.options.ranks));
         // Hops are numbered across channels: this number elsewhere is a hop of another kind.
         let stray = |message: &Message| message.header.sequence == expected.sequence;
-        let Message { header, region, sent } =
-            world.office.receive(*rank, from, channel, world.deadline, stray).map_err(error)?;
+        let Message { header, region, sent } = world
+            .office
+            .receive(*rank, from, channel, world.options.deadline, stray)
+            .map_err(error)?;
         self.check(from, expected, header)?;
         // SAFETY: the mailbox's lock orders the sender's accesses before ours. With `into` set we
         // only read, before we acknowledge, and the sender may not write until then; otherwise what
         // both may do is the contract under "Lent regions" of `Comm`.
         let arrived = unsafe { region.accept() };
+        self.woken_by(sent);
         let Some(into) = into else { return Ok(arrived) };
-        self.deliver(pass, (1, header.bytes), sent);
-        if !arrived.is_empty() {
+        self.deliver(Some(from), pass, (1, header.bytes), sent);
+        if self.copies() && !arrived.is_empty() {
             dev.copy(arrived, into);
         }
         world.office.acknowledge(from, channel, expected.sequence);
         world
             .office
-            .acknowledged(*rank, to, channel, expected.sequence, world.deadline)
+            .acknowledged(*rank, to, channel, expected.sequence, world.options.deadline)
             .map_err(error)?;
         Ok(into)
     }
 
     fn collective(&self, dev: &dyn Device, pending: &Pending) -> Result<()> {
         let Pending { subject, operation, begun } = pending;
-        let ranks = self.world.ranks;
-        let free = self.line().busy[Pass::Forward as usize];
-        let ready = free.map_or(*begun, |until| until.max(*begun));
+        let ranks = self.ranks();
+        let ready = self.line().busy(Pass::Forward).max(*begun);
         let region = operation.shown().lend();
-        let post = Post { collective: operation.kind(), subject: *subject, region, ready };
+        let now = self.clock.now();
+        let post = Post { collective: operation.kind(), subject: *subject, region, ready, now };
         let round = self.meet(post, |rank| operation.shown_bytes(rank))?;
         let slowest = (0..ranks).map(|rank| self.world.office.post(round, rank).ready).max();
-        self.deliver(Pass::Forward, operation.as_ring(ranks), slowest.unwrap_or(ready));
+        self.deliver(None, Pass::Forward, operation.on_link(ranks), slowest.unwrap_or(ready));
+        if !self.copies() {
+            return Ok(());
+        }
         match operation {
             Operation::AllReduce { x } => self.all_reduce(dev, *subject, *x, round)?,
             Operation::AllGather { parts, mine, all } => {
@@ -316,7 +329,8 @@ impl Threads {
     /// A meeting that moves no data.
     fn come(&self, collective: Collective, subject: Option<Subject>) -> Result<()> {
         let region = Region::empty(Dtype::F32).lend();
-        let post = Post { collective, subject, region, ready: Instant::now() };
+        let now = self.clock.now();
+        let post = Post { collective, subject, region, ready: now, now };
         self.meet(post, |_| 0).map(|_| ())
     }
 
@@ -327,7 +341,7 @@ impl Threads {
         x: Region,
         round: u64,
     ) -> Result<()> {
-        let ranks = self.world.ranks;
+        let ranks = self.ranks();
         // Rank r sums part r of all ranks, in rank 0's memory: until the next meeting no other rank
         // touches that part of any x. From there to the last meeting rank 0's x is only read.
         let part = schedule::part(x.len(), ranks, self.rank);
@@ -354,7 +368,7 @@ impl Threads {
     ) {
         // What a rank shows is only read, or, in place, read where it lies as its owner writes the
         // others' parts.
-        for rank in (0..self.world.ranks).filter(|rank| mine.is_some() || *rank != self.rank) {
+        for rank in (0..self.ranks()).filter(|rank| mine.is_some() || *rank != self.rank) {
             let theirs = self.brought(round, rank);
             for (whole, part) in parts.segments(rank).filter(|(whole, _)| !whole.is_empty()) {
                 let from = if mine.is_some() { part } else { whole.clone() };
@@ -372,7 +386,7 @@ impl Threads {
         round: u64,
     ) {
         // Every rank's `all` is only read; `mine` lies outside it and nobody else knows it.
-        for rank in 0..self.world.ranks {
+        for rank in 0..self.ranks() {
             let theirs = self.brought(round, rank);
             for (whole, part) in parts.segments(self.rank).filter(|(_, part)| !part.is_empty()) {
                 let (from, to) = (theirs.slice(whole), mine.slice(part));
@@ -390,7 +404,7 @@ impl Threads {
         let sum = self.brought(round, 0);
         for (whole, _) in parts.segments(self.rank).filter(|(whole, _)| !whole.is_empty()) {
             let sum = sum.slice(whole.clone());
-            for rank in 1..self.world.ranks {
+            for rank in 1..self.ranks() {
                 dev.add(self.brought(round, rank).slice(whole.clone()), sum);
             }
             if self.rank != 0 {

@@ -18,7 +18,7 @@ pub const LANES: [Lane; 2] = [Lane::Weights, Lane::Gradients];
 pub const PATIENT: Duration = Duration::from_secs(60);
 
 pub fn options(ranks: usize, hop_mode: HopMode, deadline: Duration) -> launch::Options {
-    launch::Options { ranks, hop_mode, deadline, link: None }
+    launch::Options { hop_mode, deadline, ..launch::Options::new(ranks) }
 }
 
 /// Runs `f` on every rank, each with a device; all must succeed.

@@ -99,8 +99,11 @@ pub fn try_on_ranks<T: Send>(
     mode: HopMode,
     f: impl Fn(Comm, &dyn Device) -> Result<T> + Sync,
 ) -> std::result::Result<Vec<T>, launch::Failure<Error>> {
-    let options =
-        launch::Options { ranks, hop_mode: mode, deadline: Duration::from_secs(20), link: None };
+    let options = launch::Options {
+        hop_mode: mode,
+        deadline: Duration::from_secs(20),
+        ..launch::Options::new(ranks)
+    };
     launch::threads(&options, |comm| CpuDevice::run(1, |dev| f(comm, dev))?)
 }
 
