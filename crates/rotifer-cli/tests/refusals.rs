@@ -71,6 +71,10 @@ fn ranks_that_cannot_be() {
     refuses(&["--threads", "0"], &["ranks.threads=0", "a whole number of 1 or more"]);
     let single = ["ranks.strategy = \"single\" is for one rank", "set strategy = \"rtp\""];
     refuses(&["--set", "ranks.strategy=single"], &single);
+    let tp = ["--ranks", "6", "--set", "ranks.strategy=tp"];
+    refuses(&tp, &["does not divide by ranks.count = 6", "\"rtp\", which has no such limit"]);
+    let rows = ["--set", "ranks.strategy=fsdp", "--set", "model.embedding=rows"];
+    refuses(&rows, &["model.embedding = \"rows\"", "\"fsdp\" does not have"]);
 }
 
 #[test]
