@@ -181,8 +181,8 @@ pub enum Error {
     /// Under tensor parallelism, heads that cannot be shared evenly.
     #[error(
         "ranks.strategy = \"tp\" gives whole heads to each rank, but model.heads = {heads} \
-         does not divide by ranks.count = {ranks}: take another number of ranks, or \"rtp\", which has no \
-         such limit"
+         does not divide by ranks.count = {ranks}: take another number of ranks, or \"rtp\", \
+         which has no such limit"
     )]
     HeadsDoNotDivideRanks {
         /// Number of heads.
