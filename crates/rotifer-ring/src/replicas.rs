@@ -101,8 +101,10 @@ impl Replicas {
             self.comm.complete(dev, pending)?;
         }
         for (bucket, missing) in self.buckets.iter().zip(&state.missing) {
-            // Begun during backward are those that became complete in a last pass with overlap.
-            if !self.overlap || !state.last || *missing > 0 {
+            // What became complete in a last pass with overlap was begun then; a bucket that waits
+            // for no contribution never becomes so.
+            let begun = self.overlap && state.last && bucket.contributions > 0 && *missing == 0;
+            if !begun {
                 self.comm.run(dev, subject(bucket, Pass::Backward), sum(bucket))?;
             }
         }
